@@ -1,0 +1,150 @@
+"""What is rerun when: doit compares the content of everything a page depends on with the last good run.
+
+`make book` calls `doit -n <cores> book`. A page depends on its notebook, its preset, the modules of nqflib that it
+imports, the manifest of the data if it reads data, and the pinned versions; the site on the executed pages and on
+everything below book/.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+from doit.action import CmdAction
+from doit.reporter import ConsoleReporter
+from doit.tools import config_changed
+
+from nqflib import runner, toc
+from nqflib.progress import VARIABLE
+
+ROOT = runner.ROOT
+BUILD = ROOT / "_build"
+PROGRESS = BUILD / "progress"
+PRESET = os.environ.get("PRESET", "laptop")
+
+
+class BookReporter(ConsoleReporter):
+    """One line a page when it is done; on a terminal also what the running pages say of their progress."""
+
+    desc = "pages with seconds and progress"
+
+    def initialize(self, tasks, selected_tasks):
+        super().initialize(tasks, selected_tasks)
+        self.pages = sum(task.name.startswith("page:") for task in tasks.values())
+        self.done, self.started = 0, {}
+        shutil.rmtree(PROGRESS, ignore_errors=True)
+        if sys.stderr.isatty():
+            threading.Thread(target=self.repaint, daemon=True).start()
+
+    def repaint(self):
+        while True:
+            time.sleep(0.3)
+            now = time.monotonic()
+            parts = []
+            for name, start in list(self.started.items()):
+                file = PROGRESS / name.replace("/", "-")
+                line = file.read_text() if file.exists() else "starting"
+                parts.append(f"{name} {now - start:.0f} s ({line})")
+            if parts:
+                sys.stderr.write("\r\033[K" + " | ".join(parts)[: shutil.get_terminal_size().columns - 1])
+                sys.stderr.flush()
+
+    def say(self, text):
+        self.outstream.write(("\r\033[K" if sys.stderr.isatty() else "") + text + "\n")
+        self.outstream.flush()
+
+    def execute_task(self, task):
+        if task.name.startswith("page:"):
+            self.started[task.name.removeprefix("page:")] = time.monotonic()
+        elif task.name == "site":
+            self.say("Building the site")
+
+    def add_success(self, task):
+        page = task.name.removeprefix("page:")
+        if page in self.started:
+            self.done += 1
+            self.say(f"[{self.done}/{self.pages}] {page} {time.monotonic() - self.started.pop(page):.0f} s")
+
+    def skip_uptodate(self, task):
+        if task.name.startswith("page:"):
+            self.done += 1
+
+    def add_failure(self, task, fail):
+        self.started.pop(task.name.removeprefix("page:"), None)
+        super().add_failure(task, fail)
+
+
+DOIT_CONFIG = {
+    "backend": "json",
+    "dep_file": str(BUILD / "doit.json"),
+    "default_tasks": ["book"],
+    "reporter": BookReporter,
+    "verbosity": 0,
+}
+BUILD.mkdir(exist_ok=True)
+
+
+def executed(page):
+    return runner.EXECUTED / f"{page}.ipynb"
+
+
+def task_page():
+    """Run a notebook through papermill."""
+    for page in runner.pages():
+        given = {} if PRESET == "laptop" else {"preset": PRESET}
+        words = " ".join(f"{name}={value}" for name, value in given.items())
+        command = f"{sys.executable} -m nqflib.runner page {page} {words}"
+        yield {
+            "name": page,
+            "actions": [CmdAction(command, env={**os.environ, VARIABLE: str(PROGRESS / page.replace("/", "-"))})],
+            "file_dep": [str(path) for path in runner.inputs(page)],
+            "uptodate": [config_changed({"given": given, "torch": runner._version("torch")})],
+            "targets": [str(executed(page))],
+        }
+
+
+def task_toc():
+    """Write the table of contents from the front matter of the notebooks."""
+    return {
+        "actions": [(toc.write, [])],
+        "file_dep": [str(path) for path in toc.sources()],
+        "uptodate": [config_changed(" ".join(runner.pages()))],
+        "targets": [str(toc.TARGET)],
+    }
+
+
+def task_site():
+    """Build the book from the executed notebooks."""
+    prose = [p for p in (ROOT / "book").rglob("*") if p.is_file() and runner.EXECUTED not in p.parents]
+    claims = list((ROOT / "data" / "claims").rglob("*.yml"))
+    code = [ROOT / "nqflib" / f"{name}.py" for name in ("sphinx_ext", "figures", "claims", "scoreboard")]
+    files = {toc.TARGET, ROOT / "_config.yml", *prose, *claims, *(path for path in code if path.exists())}
+    return {
+        "actions": [build_site],
+        "file_dep": sorted(map(str, files | {executed(page) for page in runner.pages()})),
+        "task_dep": ["toc"],
+        "targets": [str(BUILD / "html" / "index.html")],
+        "clean": True,
+    }
+
+
+def build_site():
+    """Build with warnings as errors; the last good site stays until the new one is whole."""
+    for stale in set(runner.EXECUTED.rglob("*.ipynb")) - {executed(page) for page in runner.pages()}:
+        stale.unlink()
+    command = [sys.executable, "-m", "jupyter_book.cli.main", "build", "book", "--config", "_config.yml"]
+    command += ["--toc", str(toc.TARGET), "--path-output", ".", "-W", "-n", "--keep-going", "-q"]
+    result = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "ignore"}
+    )
+    (BUILD / "site.log").write_text(result.stdout + result.stderr)
+    if result.returncode:
+        print(result.stdout[-4000:] + result.stderr[-6000:], file=sys.stderr)
+    return result.returncode == 0
+
+
+def task_book():
+    """Every page and the site."""
+    return {"actions": None, "task_dep": ["site"]}
