@@ -7,16 +7,16 @@ everything below book/.
 
 import os
 import shutil
-import subprocess
 import sys
 import threading
 import time
 
 from doit.action import CmdAction
+from doit.exceptions import TaskFailed
 from doit.reporter import ConsoleReporter
 from doit.tools import config_changed
 
-from nqflib import runner, toc
+from nqflib import runner, site
 from nqflib.progress import VARIABLE
 
 ROOT = runner.ROOT
@@ -108,41 +108,33 @@ def task_page():
 def task_toc():
     """Write the table of contents from the front matter of the notebooks."""
     return {
-        "actions": [(toc.write, [])],
-        "file_dep": [str(path) for path in toc.sources()],
+        "actions": [(site.write_table_of_contents, [])],
+        "file_dep": [str(site.BOOK / "parts.yml"), *(str(executed(page)) for page in runner.pages())],
         "uptodate": [config_changed(" ".join(runner.pages()))],
-        "targets": [str(toc.TARGET)],
+        "targets": [str(site.TOC)],
     }
 
 
 def task_site():
     """Build the book from the executed notebooks."""
-    prose = [p for p in (ROOT / "book").rglob("*") if p.is_file() and runner.EXECUTED not in p.parents]
-    claims = list((ROOT / "data" / "claims").rglob("*.yml"))
-    code = [ROOT / "nqflib" / f"{name}.py" for name in ("sphinx_ext", "figures", "claims", "scoreboard")]
-    files = {toc.TARGET, ROOT / "_config.yml", *prose, *claims, *(path for path in code if path.exists())}
+    prose = [p for p in site.BOOK.rglob("*") if p.is_file() and runner.EXECUTED not in p.parents]
+    claims = (ROOT / "data" / "claims").rglob("*.yml")
+    code = runner.import_closure("from nqflib import sphinx_ext")
+    files = {site.TOC, site.CONFIG, *prose, *claims, *code, *map(executed, runner.pages())}
     return {
         "actions": [build_site],
-        "file_dep": sorted(map(str, files | {executed(page) for page in runner.pages()})),
-        "task_dep": ["toc"],
+        "file_dep": sorted(map(str, files)),
         "targets": [str(BUILD / "html" / "index.html")],
-        "clean": True,
     }
 
 
 def build_site():
-    """Build with warnings as errors; the last good site stays until the new one is whole."""
-    for stale in set(runner.EXECUTED.rglob("*.ipynb")) - {executed(page) for page in runner.pages()}:
+    for stale in set(runner.EXECUTED.rglob("*.ipynb")) - set(map(executed, runner.pages())):
         stale.unlink()
-    command = [sys.executable, "-m", "jupyter_book.cli.main", "build", "book", "--config", "_config.yml"]
-    command += ["--toc", str(toc.TARGET), "--path-output", ".", "-W", "-n", "--keep-going", "-q"]
-    result = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "ignore"}
-    )
-    (BUILD / "site.log").write_text(result.stdout + result.stderr)
-    if result.returncode:
-        print(result.stdout[-4000:] + result.stderr[-6000:], file=sys.stderr)
-    return result.returncode == 0
+    try:
+        site.build(site.BOOK, ROOT)
+    except site.BuildFailed as error:
+        return TaskFailed(str(error))
 
 
 def task_book():

@@ -230,15 +230,12 @@ def export_figures(notebook: Any, folder: Path) -> list[Path]:
         for output in cell.get("outputs", []):
             figure = output.get("data", {}).get("application/vnd.nqf.figure+json")
             if figure:
-                stem = folder / figure["name"]
-                contents = {".svg": figure["svg_light"].encode(), ".png": base64.b64decode(figure["png"])}
-                tables = figure.get("csv") or {}
-                tables = tables if isinstance(tables, dict) else {"": tables}
-                contents.update({f"{'-' if key else ''}{key}.csv": text.encode() for key, text in tables.items()})
-                for suffix, content in contents.items():
-                    path = stem.with_name(stem.name + suffix)
-                    path.write_bytes(content)
-                    written.append(path)
+                name = figure["name"]
+                contents = {f"{name}.svg": figure["svg_light"].encode(), f"{name}.png": base64.b64decode(figure["png"])}
+                contents |= {f"{stem}.csv": text.encode() for stem, text in figure["csv"].items()}
+                for file, content in contents.items():
+                    (folder / file).write_bytes(content)
+                    written.append(folder / file)
     return written
 
 

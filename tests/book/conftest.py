@@ -1,0 +1,85 @@
+"""The book at preset `smoke`, built once for all tests of a run: every notebook executed, warnings being errors."""
+
+import contextlib
+import functools
+import http.server
+import os
+import shutil
+import threading
+
+import chromium
+import pytest
+from filelock import FileLock
+
+from nqflib import runner, site
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync"]
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory):
+    """A folder that all workers of this run of the tests share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def source(shared):
+    """A copy of book/ with every notebook executed at preset `smoke`."""
+    source = shared / "book"
+    with FileLock(shared / "source.lock"):
+        if not (source / "_toc.yml").exists():
+            site.write_table_of_contents()
+            shutil.copytree(site.BOOK, source, ignore=shutil.ignore_patterns("notebooks", "_toc.yml"))
+            for page in runner.pages():
+                runner.run_notebook(page, {"preset": "smoke"}, source / "notebooks" / f"{page}.ipynb")
+            shutil.copy(site.TOC, source)
+    return source
+
+
+@pytest.fixture(scope="session")
+def html(shared, source):
+    """The folder of the built site."""
+    with FileLock(shared / "site.lock"):
+        if not (shared / "_build" / "html" / "index.html").exists():
+            site.build(source, shared)
+    return shared / "_build" / "html"
+
+
+@pytest.fixture(scope="session")
+def served(html):
+    """The address of the site, served from this process on the loopback interface."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(html))
+    handler.log_message = lambda *arguments: None
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    path = chromium.find()
+    if path is None:
+        message = "NO CHROMIUM: browser tests need one; `make test` says how to get it"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser):
+    """A page that keeps what went wrong on it and what it asked for: `page.errors`, `page.requests`."""
+    with contextlib.closing(browser.new_context(viewport={"width": 1280, "height": 900})) as context:
+        page = context.new_page()
+        page.errors, page.requests = [], []
+        page.on("pageerror", lambda error: page.errors.append(str(error)))
+        page.on("request", lambda request: page.requests.append(request.url))
+        yield page
