@@ -22,7 +22,7 @@ from nqflib.progress import VARIABLE
 ROOT = runner.ROOT
 BUILD = ROOT / "_build"
 PROGRESS = BUILD / "progress"
-PRESET = os.environ.get("PRESET", "laptop")
+PRESET = os.environ.get("PRESET") or "laptop"
 
 
 class BookReporter(ConsoleReporter):

@@ -61,7 +61,8 @@ def build(source: Path, output: Path) -> Path:
     Raises:
         BuildFailed: Sphinx warned or failed; everything it said is in `output/_build/site.log` too.
     """
-    command = [sys.executable, "-m", "jupyter_book.cli.main", "build", str(source), "--config", str(CONFIG)]
+    jupyter_book = Path(sys.executable).with_name("jupyter-book")
+    command = [str(jupyter_book), "build", str(source), "--config", str(CONFIG)]
     command += ["--toc", str(source / "_toc.yml"), "--path-output", str(output), "-W", "-n", "--keep-going", "-q"]
     result = subprocess.run(
         command, cwd=runner.ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "ignore"}
@@ -69,6 +70,7 @@ def build(source: Path, output: Path) -> Path:
     log = result.stdout + result.stderr
     (output / "_build").mkdir(parents=True, exist_ok=True)
     (output / "_build" / "site.log").write_text(log)
-    if result.returncode:
+    index = output / "_build" / "html" / "index.html"
+    if result.returncode or not index.exists():
         raise BuildFailed(log[-10_000:])
-    return output / "_build" / "html" / "index.html"
+    return index

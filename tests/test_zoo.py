@@ -1,12 +1,15 @@
 """Every entry of the registry is the quadratic form that it says it is."""
 
+import doctest
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from nqflib import zoo
 from nqflib.forms import QuadraticForm, expand
 from nqflib.moments import advance, loss_gradient
 from nqflib.zoo import CITATIONS, MODELS, Instance, SolvableModel
@@ -37,7 +40,9 @@ def gradient(f, W: Tensor, y: Tensor) -> Tensor:
 
 
 def targets(model: SolvableModel, drawn: Instance) -> Tensor:
-    return torch.randn(model.f(drawn.W, *drawn.x).shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    return torch.randn(
+        model.f(drawn.W, *drawn.x).shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64
+    )
 
 
 def test_the_registry_holds_the_seventeen_models_of_the_paper_and_more_than_eight_relatives() -> None:
@@ -146,9 +151,7 @@ def test_models_of_degree_three_have_no_structure_matrix() -> None:
         "gated": lambda W, x: ((x @ W[:4]) * (x @ W[4:8]).sigmoid() * (x @ W[4:8]) * W[8]).sum(1, keepdim=True),
     }
     for f in traps.values():
-        template = MODELS["quadratic_network"]
-        module = template.module(Instance(W, (x,)))
-        module.f = f  # the same wrapper around another function
+        module = replace(MODELS["quadratic_network"], f=f).module(Instance(W, (x,)))
         assert not expand(module, x).A.any()
         assert f(W, x).abs().max() > 0.1
 
@@ -167,3 +170,9 @@ def test_the_tied_and_self_supervised_rows_of_the_table_count_rows_as_units() ->
         covariance = torch.cov(X[i].T, correction=0)
         logit = (covariance @ c[i]) @ drawn.W @ drawn.W.T @ x[i] / math.sqrt(d_k)
         assert MODELS["tied_query_key"].f(drawn.W, *drawn.x)[i, 0].item() == pytest.approx(logit.item(), rel=1e-12)
+
+
+def test_the_example_in_the_documentation_holds() -> None:
+    found = doctest.testmod(zoo)
+    assert found.attempted > 0
+    assert found.failed == 0
