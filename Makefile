@@ -14,7 +14,7 @@ setup: ## the environment in .venv, with every version pinned (the other targets
 	@$(SYSTEM_PYTHON) tools/bootstrap.py
 
 book: setup ## run what changed, build the site, say where to open it
-	@$(PY) -m doit -n $(CORES) book && ($(PY) -m nqflib.claims verify --brief || true) && echo "Open $(CURDIR)/_build/html/index.html or run: make serve"
+	@$(PY) -m doit -n $(CORES) book && $(PY) -m nqflib.claims summary && echo "Open $(CURDIR)/_build/html/index.html or run: make serve"
 
 test: setup ## all tests, those in a real browser too
 	@$(PY) tools/chromium.py && $(PY) -m pytest -n $(CORES) --dist loadfile $(T)

@@ -250,7 +250,7 @@ def number(value: Any) -> str:
 
 
 def report(verification: Verification) -> str:
-    """The table and the list of problems that `verify` prints."""
+    """The table, the counts and the list of problems that `verify` prints."""
     header = ("claim", "verdict", "expected", "measured", "rule")
     rows: list[tuple[str, ...]] = [header]
     for item in verification.judgements:
@@ -260,8 +260,13 @@ def report(verification: Verification) -> str:
         rows.append((f"{item.claim.page} {item.claim.id}", item.verdict, item.expected, measured, rules))
     widths = [min(max(len(row[i]) for row in rows), 60) for i in range(len(header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*lines, "", summary(verification)])
+
+
+def summary(verification: Verification) -> str:
+    """The counts and the list of problems, which `make book` shows."""
     counts = Counter(item.verdict for item in verification.judgements)
-    lines += ["", ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])]
+    lines = ["claims: " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])]
     alone = verification.uncontrolled
     lines.append(f"{len(alone)} reproduced without a control" + (f": {', '.join(alone)}" if alone else ""))
     lines += [f"PROBLEM {problem}" for problem in verification.problems]
@@ -269,21 +274,25 @@ def report(verification: Verification) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line: `verify` exits 0 if the ledger is true, 1 if not, 2 if it cannot be read."""
+    """The command line: `verify` exits 0 if the ledger is true, 1 if not, 2 if unreadable; `summary` only tells."""
     root = Path(__file__).resolve().parent.parent
     parser = argparse.ArgumentParser(prog="python -m nqflib.claims", description="The ledger of claims.")
     commands = parser.add_subparsers(dest="command", required=True)
-    sub = commands.add_parser("verify", help="hold every claim against the executed notebooks")
-    sub.add_argument("--notebooks", type=Path, default=root / "book" / "notebooks", help="executed notebooks")
-    sub.add_argument("--sources", type=Path, default=root / "notebooks", help="notebooks as written")
-    sub.add_argument("--claims", type=Path, default=None, help="the ledger's folder")
-    sub.add_argument("--preset", default="laptop", help="the preset whose expectations count")
+    for command, text in (("verify", "hold every claim against the executed notebooks"), ("summary", "counts only")):
+        sub = commands.add_parser(command, help=text)
+        sub.add_argument("--notebooks", type=Path, default=root / "book" / "notebooks", help="executed notebooks")
+        sub.add_argument("--sources", type=Path, default=root / "notebooks", help="notebooks as written")
+        sub.add_argument("--claims", type=Path, default=None, help="the ledger's folder")
+        sub.add_argument("--preset", default="laptop", help="the preset whose expectations count")
     options = parser.parse_args(arguments)
     try:
         verification = verify(options.notebooks, options.sources, options.preset, options.claims)
     except LedgerError as error:
         print(error, file=sys.stderr)
         return 2
+    if options.command == "summary":
+        print(summary(verification))
+        return 0
     print(report(verification))
     return 1 if verification.problems else 0
 

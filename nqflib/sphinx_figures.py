@@ -143,7 +143,7 @@ def _downloads(renderer: Any, name: str, uris: Mapping[str, str]) -> list[nodes.
     stamp = run_stamp(renderer.renderer.nb_client.nb_metadata.get("nqf", {}).get("run", {}))
     if stamp:
         line += nodes.Text(" · " if uris else "")
-        # Its first part leads to the table of runs where the book has one; `missing_run_table` drops the link elsewhere.
+        # Its first part leads to the table of runs; `missing_run_table` drops the link in a book without one.
         start, separator, rest = stamp.partition(" · ")
         link = addnodes.pending_xref(
             "",

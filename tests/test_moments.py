@@ -63,7 +63,7 @@ def relative_errors(run, path: Tensor) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(
-    ("momentum", "weight_decay", "steps"), [(0.0, 0.0, 1000), (0.9, 0.01, 1000), (0.9, 0.0, 200), (0.0, 0.1, 200)]
+    ("momentum", "weight_decay", "steps"), [(0.0, 0.0, 1000), (0.9, 0.01, 200), (0.9, 0.0, 100), (0.0, 0.1, 200)]
 )
 def test_theorem_2_equals_training_the_weights(momentum, weight_decay, steps):
     generator = rng()
@@ -78,7 +78,7 @@ def test_theorem_2_equals_training_the_weights(momentum, weight_decay, steps):
     assert run.steps.tolist() == list(range(steps + 1))
     assert max(relative_errors(run, path)) < 1e-12
     # The run went somewhere: it is not the agreement of two states that stayed where they were.
-    assert (path[-1] - path[0]).norm() > 0.5 * path[0].norm()
+    assert (path[-1] - path[0]).norm() > 0.3 * path[0].norm()
 
 
 @pytest.mark.parametrize("mean_terms", [True, False])
@@ -153,9 +153,9 @@ def test_weights_with_the_same_order_parameters_train_alike():
     y = torch.randn(8, 1, generator=generator, dtype=F64)
     # An orthogonal matrix that fixes the vector of ones keeps M and mu and changes every unit.
     frame = torch.linalg.qr(torch.cat([torch.ones(10, 1, dtype=F64), torch.eye(10, dtype=F64)[:, 1:]], 1)).Q
-    turn = torch.linalg.qr(torch.randn(9, 9, generator=generator, dtype=F64)).Q
-    O = frame @ torch.block_diag(torch.ones(1, 1, dtype=F64), turn) @ frame.T
-    one, two = (descend_weights(form, start, y, eta=0.01, steps=60)[-1] for start in (W, W @ O))
+    inner = torch.linalg.qr(torch.randn(9, 9, generator=generator, dtype=F64)).Q
+    turn = frame @ torch.block_diag(torch.ones(1, 1, dtype=F64), inner) @ frame.T
+    one, two = (descend_weights(form, start, y, eta=0.01, steps=60)[-1] for start in (W, W @ turn))
     assert (one - two).norm() > 0.1 * one.norm()
     torch.testing.assert_close(form(one), form(two), rtol=1e-12, atol=1e-12)
 
@@ -214,24 +214,18 @@ def test_proposition_8_equals_the_gram_matrix_of_the_jacobian(mean_terms):
     torch.testing.assert_close(kernel, torch.einsum("xkw,ylw->xkyl", J, J_other), rtol=1e-12, atol=1e-12)
 
 
-def residual_layer(bias: float, outputs: int):
-    """h -> h + sum_i v_i (u_i^T h) + bias-like g and B terms that depend on h: all four coefficients at work."""
+def residual_layer(strength: float, outputs: int):
+    """h -> h + sum_i v_i (u_i^T h), with g and B of size `strength` that depend on h: all four coefficients at work."""
 
     def layer(h: Tensor) -> QuadraticForm:
         m, D = h.shape
-        A = h.new_zeros(m, outputs, outputs + D, outputs + D)
-        g = h.new_zeros(m, outputs, outputs + D)
-        B = torch.zeros_like(A)
+        p = outputs + D
+        A, B, g = h.new_zeros(m, outputs, p, p), h.new_zeros(m, outputs, p, p), h.new_zeros(m, outputs, p)
         for k in range(outputs):
-            half = torch.zeros_like(A[:, k])
-            half[:, k, outputs:] = h / 2
-            A = A + torch.nn.functional.one_hot(torch.tensor(k), outputs)[None, :, None, None] * (
-                half + half.mT
-            ).unsqueeze(1)
-            g[:, k, k] = bias * h.square().sum(1)
-            B[:, k, k, k] = bias * torch.sin(h[:, 0])
-        skip = h if outputs == D else h[:, :outputs]
-        return QuadraticForm(skip, g, A, B)
+            A[:, k, k, outputs:] = A[:, k, outputs:, k] = h / 2
+            g[:, k, k] = strength * h.square().sum(1)
+            B[:, k, k, k] = strength * torch.sin(h[:, 0])
+        return QuadraticForm(h[:, :outputs], g, A, B)
 
     return layer
 
@@ -246,21 +240,21 @@ def test_theorem_14_equals_training_all_layers_of_a_stack():
         (0.3 * torch.randn(p, d, generator=generator, dtype=F64)).requires_grad_()
         for p, d in zip(sizes, widths, strict=True)
     ]
-    batches = torch.randint(10, (80, 5), generator=generator)
+    batches = torch.randint(10, (40, 5), generator=generator)
     states = [Moments.of(W.detach()) for W in weights]
     runs = train_deep(
-        layers, x, states, y, eta=[0.02, 0.01, 0.03], steps=80, batches=batches, momentum=0.5, weight_decay=0.01
+        layers, x, states, y, eta=[0.02, 0.01, 0.03], steps=40, batches=batches, momentum=0.5, weight_decay=0.01
     )
     rates = [{"params": [W], "lr": lr} for W, lr in zip(weights, (0.02, 0.01, 0.03), strict=True)]
     optimizer = torch.optim.SGD(rates, lr=0.1, momentum=0.5, weight_decay=0.01)
-    for step in range(81):
-        h = x if step == 80 else x[batches[step]]
+    for step in range(41):
+        h = x if step == 40 else x[batches[step]]
         for run, W in zip(runs, weights, strict=True):
             torch.testing.assert_close(run.M[step], (W @ W.T).detach(), rtol=1e-12, atol=1e-13)
             torch.testing.assert_close(run.mu[step], W.sum(1).detach(), rtol=1e-12, atol=1e-13)
         for layer, W in zip(layers, weights, strict=True):
             h = layer(h)(W)
-        if step < 80:
+        if step < 40:
             optimizer.zero_grad()
             squared_loss(h, y[batches[step]]).backward()
             optimizer.step()
@@ -302,7 +296,7 @@ def test_wrong_arguments_are_refused_by_name():
             train(form, state, y, **(good | change))
     with pytest.raises(ValueError, match=r"targets must have shape \(n, c\) = \(2, 1\), got \(2,\)"):
         train(form, state, y[:, 0], **good)
-    with pytest.raises(ValueError, match="moments must have the form's p = 3 and dtype torch.float32, got 2"):
+    with pytest.raises(ValueError, match=r"moments must have the form's p = 3 and dtype torch\.float32, got 2"):
         train(form, Moments.of(torch.ones(2, 4)), y, **good)
     with pytest.raises(ValueError, match=r"W must have shape \(p, d\)"):
         Moments.of(torch.ones(3))

@@ -70,7 +70,7 @@ def test_front_matter_without_an_order_is_refused_by_name(book):
 
 
 def test_a_page_that_does_not_exist_is_refused_with_the_valid_names(book):
-    with pytest.raises(ParameterError, match="there is no notebook nqf/third. Valid: nqf/first, nqf/second"):
+    with pytest.raises(ParameterError, match=r"there is no notebook nqf/third\. Valid: nqf/first, nqf/second"):
         runner.read_notebook("nqf/third")
 
 
@@ -159,7 +159,8 @@ def test_the_input_hash_changes_with_a_module_a_parameter_and_the_notebook(book)
 
 
 def test_figures_of_a_run_are_written_as_files(tmp_path):
-    bundle = render(lambda figure: figure.subplots().plot([0, 1]), "rise", alt="A straight line.....", data={"x": [0.5]})
+    alt = "A straight line that rises from 0 to 1."
+    bundle = render(lambda figure: figure.subplots().plot([0, 1]), "rise", alt=alt, data={"x": [0.5]})
     output = nbformat.v4.new_output("display_data", bundle)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=[output])])
     assert {p.name for p in runner.export_figures(notebook, tmp_path)} == {"rise.svg", "rise.png", "rise.csv"}

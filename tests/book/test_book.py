@@ -67,9 +67,9 @@ def test_no_internal_link_is_dead(parsed):
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             target = target / "index.html" if target.is_dir() else target
-            if not target.exists():
-                dead.append((path.name, link))
-            elif parts.fragment and target in parsed and unquote(parts.fragment) not in parsed[target].ids:
+            anchors = parsed[target].ids if target in parsed else None
+            fragment = unquote(parts.fragment)
+            if not target.exists() or (fragment and anchors is not None and fragment not in anchors):
                 dead.append((path.name, link))
     assert dead == []
 

@@ -2,17 +2,15 @@
 
 import io
 import re
-from pathlib import Path
 
 import nbformat
 import pytest
-import yaml
 from bs4 import BeautifulSoup
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
-from nqflib import scoreboard, sphinx_ext, sphinx_figures, sphinx_links
+from nqflib import scoreboard, sphinx_links
 from nqflib.figures import FIGURE_MIME, pipe_table, render
 
 pytestmark = pytest.mark.book
@@ -78,35 +76,37 @@ def write_notebook(source, page, cells, run=RUN, order=1):
     nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel, "nqf": block}), path)
 
 
-def build(source, theme="basic", **options):
+def build(source, theme="basic", options=None):
     """Build the pages below a folder; return the output folder and the warnings."""
     settings = {
         "extensions": ["myst_nb", "sphinxcontrib.bibtex", *([theme] if theme != "basic" else []), "nqflib.sphinx_ext"],
         "html_theme": theme,
+        "html_theme_options": options or {},
         "nb_execution_mode": "off",
         "nb_render_markdown_format": "myst",
         "myst_enable_extensions": ["dollarmath", "colon_fence"],
         "bibtex_bibfiles": ["references.bib"],
         "numfig": True,
         "nitpicky": True,
-        **options,
     }
     (source / "references.bib").write_text("@misc{ziyin2026nqf, author={Ziyin, Liu}, title={T}, year={2026}}")
     warnings = io.StringIO()
     output = source.parent / f"{source.name}-built" / "html"
+    folders = [str(source), None, str(output), str(output.parent / "trees")]
     with patch_docutils(), docutils_namespace():
-        app = Sphinx(
-            str(source),
-            None,
-            str(output),
-            str(output.parent / "trees"),
-            "html",
-            settings,
-            status=None,
-            warning=warnings,
-        )
-        app.build()
+        Sphinx(*folders, "html", settings, status=None, warning=warnings).build()
     return output, re.sub("\x1b\\[[0-9;]*m", "", warnings.getvalue())
+
+
+def small_book(folder, *cells, prose=""):
+    """A book of one prose page and, if there are cells, one notebook `nqf/first`; built as `build` does."""
+    source = folder / "book"
+    source.mkdir()
+    toctree = "```{toctree}\nnotebooks/nqf/first\n```" if cells else ""
+    if cells:
+        write_notebook(source, "nqf/first", cells)
+    (source / "index.md").write_text(f"# Book\n\n{prose}\n\n{toctree}\n\n```{{bibliography}}\n```\n")
+    return build(source)
 
 
 def soup(path):
@@ -161,7 +161,7 @@ A {num}`error:.2%`, {num}`gap`, {num}`steps`, {num}`times:.1f`, {num}`times[1]:.
         output, warnings = build(
             source,
             theme="sphinx_book_theme",
-            html_theme_options={
+            options={
                 "repository_url": REPOSITORY,
                 "repository_branch": "main",
                 "path_to_docs": "book",
@@ -241,18 +241,14 @@ def test_the_table_is_numbered_and_downloads_whole(site, first):
 
 
 def test_a_figure_without_caption_and_a_book_without_table_of_runs(tmp_path):
-    source = tmp_path / "book"
-    source.mkdir()
     named = {"two-words": "The caption of its own name.", "other-words": "Another."}
-    cells = [
+    output, warnings = small_book(
+        tmp_path,
         new_markdown_cell("# Page"),
         figure_cell(None, name="no-caption"),
         figure_cell(named),
         figure_cell("- a list\n", name="a-list"),
-    ]
-    write_notebook(source, "nqf/first", cells)
-    (source / "index.md").write_text("# Book\n\n```{toctree}\nnotebooks/nqf/first\n```\n\n```{bibliography}\n```")
-    output, warnings = build(source)
+    )
     assert "figure 'no-caption' has no caption" in warnings
     assert "caption of figure 'a-list' must begin with a paragraph" in warnings
     page = soup(output / "notebooks/nqf/first.html")
@@ -287,23 +283,15 @@ def test_numbers_of_another_page_stand_in_the_text(site):
     ],
 )
 def test_a_number_that_is_not_there_is_a_warning(tmp_path, role, message):
-    source = tmp_path / "book"
-    source.mkdir()
-    write_notebook(
-        source, "nqf/first", [new_markdown_cell(f"# Page\n\n{{num}}`{role}`"), recorded(error=1.0, times=[1, 2])]
-    )
-    (source / "index.md").write_text("# Book\n\n```{toctree}\nnotebooks/nqf/first\n```")
-    output, warnings = build(source)
+    text_cell = new_markdown_cell(f"# Page\n\n{{num}}`{role}`")
+    output, warnings = small_book(tmp_path, text_cell, recorded(error=1.0, times=[1, 2]))
     assert message in warnings
     assert "first.ipynb" in warnings
     assert f"{role}?" in text(soup(output / "notebooks/nqf/first.html").select_one(".nqf-missing"))
 
 
 def test_a_prose_page_must_name_the_page_of_a_number(tmp_path):
-    source = tmp_path / "book"
-    source.mkdir()
-    (source / "index.md").write_text("# Book\n\n{num}`error`")
-    assert "this page is not a notebook; name one" in build(source)[1]
+    assert "this page is not a notebook; name one" in small_book(tmp_path, prose="{num}`error`")[1]
 
 
 # Boxes ------------------------------------------------------------------------------------------------------
@@ -323,10 +311,8 @@ def test_a_page_without_claims_is_a_warning(tmp_path, monkeypatch):
         raise ValueError(f"the ledger has no claims of page {page!r}")
 
     monkeypatch.setattr(scoreboard, "render_box", refuse)
-    source = tmp_path / "book"
-    source.mkdir()
-    (source / "index.md").write_text("# Book\n\n```{claims-box} nqf/none\n```")
-    assert "{claims-box}: the ledger has no claims of page 'nqf/none'" in build(source)[1]
+    warnings = small_book(tmp_path, prose="```{claims-box} nqf/none\n```")[1]
+    assert "{claims-box}: the ledger has no claims of page 'nqf/none'" in warnings
 
 
 def test_the_rerun_box_shows_the_exact_commands(site, first):
@@ -343,11 +329,8 @@ def test_the_rerun_box_shows_the_exact_commands(site, first):
 
 
 def test_the_rerun_box_refuses_a_parameter_that_the_page_has_not(tmp_path):
-    source = tmp_path / "book"
-    source.mkdir()
-    write_notebook(source, "nqf/first", [new_markdown_cell("# Page\n\n```{rerun} epz=1\n```")])
-    (source / "index.md").write_text("# Book\n\n```{toctree}\nnotebooks/nqf/first\n```")
-    assert "{rerun}: nqf/first has no parameter epz" in build(source)[1]
+    warnings = small_book(tmp_path, new_markdown_cell("# Page\n\n```{rerun} epz=1\n```"))[1]
+    assert "{rerun}: nqf/first has no parameter epz" in warnings
 
 
 def test_the_table_of_runs_lists_every_notebook_in_the_order_of_the_book(site):
@@ -400,44 +383,3 @@ def test_pages_load_nothing_from_outside(site):
     (mathjax,) = soup(site[0] / "notebooks/nqf/first.html").select("script[src*=mathjax]")
     file = (site[0] / "notebooks/nqf" / mathjax["src"].split("?")[0]).resolve()
     assert file.stat().st_size > 2_000_000
-
-
-# Small pieces, and the configuration -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (0.04, "0.0 s"),
-        (9.94, "9.9 s"),
-        (9.96, "10 s"),
-        (119.4, "119 s"),
-        (125, "2 min 5 s"),
-        (3599.6, "1 h 0 min"),
-        (4800, "1 h 20 min"),
-    ],
-)
-def test_durations_as_a_reader_says_them(seconds, said):
-    assert sphinx_figures.duration(seconds) == said
-
-
-def test_a_stamp_leaves_out_what_is_not_known():
-    assert sphinx_figures.run_stamp({}) == ""
-    run = {"preset": "smoke", "given": {"preset": "smoke", "eps": 1e-4}, "versions": {"scipy": "1.18"}}
-    assert sphinx_figures.run_stamp(run) == "preset smoke · with eps=0.0001"
-
-
-def test_numbers_are_typeset_without_touching_words():
-    plain = lambda nodes: "".join(node.astext() for node in nodes)  # noqa: E731
-    assert plain(sphinx_ext.typeset("-1.50e-05, 2e+10")) == "−1.50\u00a0×\u00a010−5, 2\u00a0×\u00a01010"
-    assert plain(sphinx_ext.typeset("diverged at step-37, never")) == "diverged at step-37, never"
-
-
-def test_the_configuration_drops_two_extensions_of_jupyter_book_and_no_more():
-    from jupyter_book.config import get_default_sphinx_config
-
-    config = yaml.safe_load((Path(__file__).parents[2] / "_config.yml").read_text("utf-8"))
-    ours = config["sphinx"]["config"]["extensions"]
-    dropped = set(get_default_sphinx_config()["extensions"]) - set(ours)
-    assert dropped == {"sphinx_thebe", "sphinx.ext.intersphinx"}
-    assert config["sphinx"]["config"]["html_theme_options"]["repository_url"] == config["repository"]["url"]
