@@ -1,6 +1,6 @@
 # Two commands do everything: `make book` and `make test`. `make help` lists the rest.
 .DEFAULT_GOAL := help
-.PHONY: help setup book test serve figure verify bench lint clean lock
+.PHONY: help setup book test serve figure verify bench lint pdf release clean lock
 PY := .venv/bin/python
 SYSTEM_PYTHON ?= python3
 export TORCH TORCH_VERSION TORCH_INDEX PRESET
@@ -33,6 +33,12 @@ bench: setup ## timings beside peers: both sides interleaved, one thread, median
 
 lint: setup ## format, lint, types, and no machine paths in tracked files
 	@$(PY) tools/lint.py
+
+pdf: setup ## the whole book as _build/nqf-companion.pdf (after make book)
+	@$(PY) tools/pdf.py
+
+release: setup ## dist/: the site as a zip for readers without a network, wheel, sdist, checksums (after make book)
+	@$(PY) tools/release.py
 
 lock: setup ## pin anew what pyproject.toml asks for (needs uv)
 	@$(PY) tools/lock.py

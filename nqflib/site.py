@@ -48,12 +48,13 @@ def write_table_of_contents() -> None:
     TOC.write_text(yaml.safe_dump(table_of_contents(), sort_keys=False), "utf-8")
 
 
-def build(source: Path, output: Path) -> Path:
+def build(source: Path, output: Path, builder: str = "html") -> Path:
     """Build the site from a copy of `book/` that holds the executed notebooks, warnings being errors.
 
     Args:
         source: folder with the prose pages, `_toc.yml` and the executed notebooks under `notebooks/`.
-        output: the site goes to `output/_build/html`.
+        output: the site goes to `output/_build/<builder>`.
+        builder: `html`, or `singlehtml` for the whole book on one page.
 
     Returns:
         The site's first page.
@@ -63,14 +64,25 @@ def build(source: Path, output: Path) -> Path:
     """
     jupyter_book = Path(sys.executable).with_name("jupyter-book")
     command = [str(jupyter_book), "build", str(source), "--config", str(CONFIG)]
-    command += ["--toc", str(source / "_toc.yml"), "--path-output", str(output), "-W", "-n", "--keep-going", "-q"]
+    command += [
+        "--toc",
+        str(source / "_toc.yml"),
+        "--path-output",
+        str(output),
+        "-W",
+        "-n",
+        "--keep-going",
+        "-q",
+        "--builder",
+        builder,
+    ]
     result = subprocess.run(
         command, cwd=runner.ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "ignore"}
     )
     log = result.stdout + result.stderr
     (output / "_build").mkdir(parents=True, exist_ok=True)
     (output / "_build" / "site.log").write_text(log)
-    index = output / "_build" / "html" / "index.html"
+    index = output / "_build" / builder / "index.html"
     if result.returncode or not index.exists():
         raise BuildFailed(log[-10_000:])
     return index

@@ -138,3 +138,14 @@ def test_each_theme_shows_its_own_drawing_and_the_caption(page, served, theme):
     assert not page.locator(f"figure img.only-{other}").first.is_visible()
     assert page.locator("figcaption").first.is_visible()
     assert "Fig" in page.locator("figcaption .caption-number").first.inner_text()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_finds_nothing_in_the_text_of_a_page(page, served, name):
+    from axe_playwright_python.sync_playwright import Axe
+
+    page.goto(f"{served}/{name}")
+    page.wait_for_load_state("networkidle")
+    violations = Axe().run(page, context="article").response["violations"]
+    assert [(v["id"], [node["target"] for node in v["nodes"]][:3]) for v in violations] == []
