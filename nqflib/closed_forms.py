@@ -35,11 +35,41 @@ class SampleSolution(NamedTuple):
     residuals: Array  # (T, m) Delta_mu(t) = f_mu(t) - y_mu
 
 
+class CommonEigenbasis(NamedTuple):
+    """Structure matrices A_mu = P diag(lambda_mu) P^T that share their eigenvectors (assumption 1)."""
+
+    basis: Array  # (p, p) P, one eigenvector a column
+    eigenvalues: Array  # (m, p) lambda_muk
+
+
 class ProjectorCoefficients(NamedTuple):
     """Growth and saturation of each projector of theorem 16."""
 
     growth: Array  # (a,) gamma_a
     saturation: Array  # (a,) kappa_a
+
+
+def common_eigenbasis(structure_matrices: ArrayLike, *, tolerance: float = 1e-10) -> CommonEigenbasis:
+    """Diagonalise commuting structure matrices together, so that `rates_and_competition` applies to them.
+
+    Args:
+        structure_matrices: (m, p, p), symmetric and commuting.
+        tolerance: largest off-diagonal entry left in P^T A_mu P, relative to the largest entry of all A_mu.
+
+    Raises:
+        ValueError: when no common eigenbasis exists; the message says how far the best one is off.
+    """
+    stack = _stack(structure_matrices)
+    # The eigenvectors of one generic combination diagonalise all. The cosines of different whole numbers have no
+    # rational relation, so that modes told apart by any A_mu are told apart by the combination.
+    mixed = np.tensordot(np.cos(np.arange(1.0, len(stack) + 1)), stack, 1)
+    basis = np.linalg.eigh((mixed + mixed.T) / 2)[1]
+    rotated = basis.T @ stack @ basis  # (m, p, p)
+    eigenvalues = np.diagonal(rotated, axis1=1, axis2=2).copy()
+    left = np.abs(rotated - eigenvalues[:, :, None] * np.eye(len(basis))).max()
+    if left > tolerance * np.abs(stack).max():
+        raise ValueError(f"structure_matrices have no common eigenbasis: an off-diagonal entry of {left} is left")
+    return CommonEigenbasis(basis, eigenvalues)
 
 
 def proportional_samples(

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from nqflib.forms import QuadraticForm
 
@@ -65,12 +64,12 @@ class SymmetricStack:
         left = self.left.view(n, -1).index_select(0, batch).view(len(batch) * c, -1)
         return replace(self, left=left, shape=(len(batch), c))
 
-    def inner(self, M: Tensor) -> Tensor:
-        """Tr[M S_xk], shape (..., n, c), for symmetric `M` (..., p, p)."""
-        phi = M.reshape(*M.shape[:-2], -1).index_select(-1, self.entries)
+    def inner(self, M: Tensor, offset: Tensor) -> Tensor:
+        """offset + Tr[M S_xk], shape (n, c), for symmetric `M` (p, p) and `offset` (n, c)."""
+        phi = M.reshape(-1).index_select(0, self.entries)
         if self.right is not None:
-            phi = linear(phi, self.right)
-        return linear(phi, self.left).view(*M.shape[:-2], *self.shape)
+            phi = self.right @ phi
+        return torch.addmv(offset.reshape(-1), self.left, phi).view(self.shape)
 
     def twice_weighted_sum(self, weights: Tensor) -> Tensor:
         """2 sum_xk weights_xk S_xk, shape (p, p), for `weights` (n, c)."""
@@ -121,24 +120,27 @@ class FormContraction:
         B = None if self.B is None else self.B.on(batch)
         return FormContraction(self.f0.index_select(0, batch), g, self.A.on(batch), B)
 
-    def least_squares(self, targets: Tensor, steps: int) -> tuple[FormContraction, Tensor]:
-        """A contraction and targets with the same derivatives of sum (f - y)^2 on fewer rows, if `steps` repay it.
+    def residual(self, targets: Tensor, steps: int) -> FormContraction:
+        """A contraction with outputs r such that (1/n) sum (f - y)^2 = (1/2) sum r^2 + constant, hence dL/dr = r.
 
-        The sum does not change when the n c residuals are multiplied by an orthogonal matrix. With the coefficients
-        of (mu, mu mu^T, M) factored as Q R, Q^T leaves one row per column of R and a constant; unlike normal
-        equations R^T R this does not square the condition number. Else returns (self, targets).
+        r = sqrt(2/n) Q^T (f - y). The sum keeps its gradient when the n c residuals are multiplied by an orthogonal
+        matrix; with the coefficients of (mu, mu mu^T, M) factored as Q R, Q^T leaves one row per column of R and a
+        constant. Unlike normal equations R^T R this does not square the condition number. Q is I where there are
+        not more residuals than columns, or `steps` are too few to repay the factorisation.
         """
+        scale = math.sqrt(2 / len(self.f0))
         stacks = [self.A] if self.B is None else [self.A, self.B]
-        blocks = [stack.left for stack in stacks] + ([] if self.g is None else [self.g.flatten(0, 1)])
+        blocks = [scale * stack.left for stack in stacks]
+        if self.g is not None:
+            blocks.append(scale * self.g.flatten(0, 1))
         sizes = [block.shape[1] for block in blocks]
-        if sum(sizes) >= len(blocks[0]) or steps < 2 * sum(sizes):
-            return self, targets
-        Q, R = torch.linalg.qr(torch.cat(blocks, 1))
-        parts = [part.contiguous() for part in R.split(sizes, 1)]
-        A, *B = [replace(stack, left=left, shape=(len(R), 1)) for stack, left in zip(stacks, parts, strict=False)]
-        offset = Q.T @ (targets - self.f0).reshape(-1, 1)
-        g = None if self.g is None else parts[-1][:, None]
-        return FormContraction(torch.zeros_like(offset), g, A, B[0] if B else None), offset
+        offset = scale * (self.f0 - targets).reshape(-1, 1)
+        if sum(sizes) < len(offset) and steps >= 2 * sum(sizes):
+            Q, R = torch.linalg.qr(torch.cat(blocks, 1))
+            blocks, offset = [block.contiguous() for block in R.split(sizes, 1)], Q.T @ offset
+        A, *B = [replace(stack, left=left, shape=offset.shape) for stack, left in zip(stacks, blocks, strict=False)]
+        g = None if self.g is None else blocks[-1][:, None]
+        return FormContraction(offset, g, A, B[0] if B else None)
 
     @property
     def reads_mu(self) -> bool:
@@ -146,14 +148,12 @@ class FormContraction:
         return self.g is not None or self.B is not None
 
     def outputs(self, M: Tensor, mu: Tensor | None) -> Tensor:
-        """f0 + g^T mu + mu^T B mu + Tr[M A], shape (..., n, c), for `M` (..., p, p) and `mu` (..., p)."""
-        f = self.f0 + self.A.inner(M)
-        if mu is None:
-            return f
-        if self.g is not None:
-            f = f + linear(mu, self.g.flatten(0, 1)).view_as(f)
-        if self.B is not None:
-            f = f + self.B.inner(mu[..., :, None] * mu[..., None, :])
+        """f0 + g^T mu + mu^T B mu + Tr[M A], shape (n, c), for `M` (p, p) and `mu` (p,)."""
+        f = self.A.inner(M, self.f0)
+        if self.g is not None and mu is not None:
+            f = f + self.g @ mu
+        if self.B is not None and mu is not None:
+            f = self.B.inner(torch.outer(mu, mu), f)
         return f
 
     def gradient(self, mu: Tensor | None, derivative: Tensor) -> tuple[Tensor | None, Tensor]:

@@ -106,8 +106,9 @@ def softmax_mixture(W: Tensor, x: Tensor) -> Tensor:
 
 
 def softmax_mixture_terms(x: Tensor, d: int) -> tuple[Tensor, Tensor, Tensor]:
-    """g (n, 1, p), A and B (n, 1, p, p) of `softmax_mixture` with d experts, from softmax_i = 1/d + (r_i - mean r)^T x/d.
+    """g (n, 1, p), A and B (n, 1, p, p) of `softmax_mixture` with d experts.
 
+    To first order softmax_i = 1/d + (r_i - r_mean)^T x/d, so that
     g = (0, x)/d,  A = S/d,  B = -S/d^2,  S = 1/2 [[0, x x^T], [x x^T, 0]].
     """
     n, k = x.shape
@@ -127,6 +128,12 @@ def gated_unit(W: Tensor, x: Tensor) -> Tensor:
     return ((F.silu(x @ gate) * (x @ value)) @ W[-1]).unsqueeze(1)
 
 
+def gated_linear_unit(W: Tensor, x: Tensor) -> Tensor:
+    """sum_i v_i sigmoid(u_i^T x) (t_i^T x); unit (u, t, v). The gates are half open at W = 0, so A does not vanish."""
+    gate, value = W[:-1].chunk(2)
+    return (((x @ gate).sigmoid() * (x @ value)) @ W[-1]).unsqueeze(1)
+
+
 def linear_attention(W: Tensor, x: Tensor) -> Tensor:
     """sum_i o_i mean_P (q_i^T x_1)(k_i^T x_P)(v_i^T x_P), heads with one channel over tokens x (n, P, k)."""
     query, key, value = W[:-1].chunk(3)
@@ -139,20 +146,18 @@ EDGE_CASES: dict[str, EdgeCase] = {
     "gelu": EdgeCase("GELU perceptron", perceptron(F.gelu)),
     "hidden_bias": EdgeCase("trained hidden bias", hidden_bias, parameters=lambda k: k + 2),
     "fixed_bias": EdgeCase("fixed hidden bias 0.5", shifted_perceptron(0.5)),
-    "output_bias": EdgeCase("trained bias of each unit's output", output_bias, parameters=lambda k: k + 2),
-    "normalized_inputs": EdgeCase("LayerNorm of the input", normalized_inputs),
-    "outer_tanh": EdgeCase(
-        r"$\tanh(\sum_i\cdot + 0.3)$ after the sum", outer(lambda s: torch.tanh(s + 0.3), perceptron(torch.tanh))
-    ),
+    "output_bias": EdgeCase("trained output bias", output_bias, parameters=lambda k: k + 2),
+    "normalized_inputs": EdgeCase("normalized input", normalized_inputs),
+    "outer_tanh": EdgeCase("tanh after the sum", outer(lambda s: torch.tanh(s + 0.3), perceptron(torch.tanh))),
     "outer_relu": EdgeCase("ReLU after the sum", outer(F.relu, perceptron(torch.tanh))),
     "softmax_mixture": EdgeCase("linear experts, softmax gate", softmax_mixture, parameters=lambda k: 2 * k),
     "gated_unit": EdgeCase("SwiGLU with a readout", gated_unit, parameters=lambda k: 2 * k + 1),
     "linear_attention": EdgeCase(
-        "linear attention, all four matrices", linear_attention, parameters=lambda k: 3 * k + 1, patches=True
+        "linear attention, four matrices", linear_attention, parameters=lambda k: 3 * k + 1, patches=True
     ),
     "elu": EdgeCase("ELU perceptron", perceptron(F.elu)),
     "relu": EdgeCase("ReLU perceptron", perceptron(F.relu)),
     "leaky_relu": EdgeCase("leaky ReLU perceptron", perceptron(lambda z: F.leaky_relu(z, 0.1))),
-    "max_pooling": EdgeCase("tanh convolution, max pooling", max_pooling(torch.tanh), patches=True),
-    "normalized_units": EdgeCase("LayerNorm of the hidden units", normalized_units(0.0)),
+    "max_pooling": EdgeCase("maximum pooling", max_pooling(torch.tanh), patches=True),
+    "normalized_units": EdgeCase("normalized hidden units", normalized_units(0.0)),
 }

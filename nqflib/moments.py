@@ -18,8 +18,8 @@ that takes 1/sqrt(d) to the first axis e and loses nothing of W. Then
 and every update of corollary 2 passes through Q: the gradient becomes sqrt(d) v e^T + H Y, and a momentum buffer V
 becomes V Q^T. That is the paper's W_t = P_t W_0 + Q_t 1^T in the coordinates where it is smallest, and it has three
 advantages over recursions for M and for the cross-moments W V^T, V V^T, V 1 that momentum would add: M is positive
-semi-definite at every step; a mode of abundance z beside one of abundance 1 is known to a relative
-eps/sqrt(z) as in the weights, not eps/z; and momentum and decay are one line each, with one p x p x r product.
+semi-definite at every step; a mode of abundance z beside one of abundance 1 keeps a relative precision of
+eps/sqrt(z), as in the weights, not eps/z; and momentum and decay cost one line each.
 
     >>> form = QuadraticForm(f0=torch.zeros(1, 1), g=None, A=torch.ones(1, 1, 1, 1))     # f = W W^T
     >>> run = train(form, Moments.of(torch.tensor([[0.1, 0.2]])), torch.ones(1, 1), eta=0.01, steps=500)
@@ -73,8 +73,7 @@ class Moments:
     def from_order_parameters(cls, M: Tensor, mu: Tensor, d: int) -> Moments:
         """The state with given `M` (p, p), `mu` (p,) and number of units `d`.
 
-        Raises `ValueError` if a shape is wrong, or if M - mu mu^T/d has an eigenvalue below zero by more than
-        rounding: no d units have these moments.
+        Raises `ValueError` if a shape is wrong or M - mu mu^T/d is not positive semi-definite: no units have these.
         """
         p = mu.numel()
         if mu.shape != (p,) or M.shape != (p, p) or d < 1:
@@ -82,10 +81,8 @@ class Moments:
             raise ValueError(f"mu must have shape (p,), M shape (p, p) and d be at least 1, got {given}")
         covariance = M - torch.outer(mu, mu) / d
         values, vectors = torch.linalg.eigh(0.5 * (covariance + covariance.T))
-        if values[0] < -10 * p * torch.finfo(M.dtype).eps * M.abs().max():
-            raise ValueError(
-                f"M - mu mu^T / d must be positive semi-definite, its least eigenvalue is {values[0].item():.3g}"
-            )
+        if (least := values[0].item()) < -10 * p * torch.finfo(M.dtype).eps * M.abs().max():
+            raise ValueError(f"M - mu mu^T / d must be positive semi-definite, its least eigenvalue is {least:.3g}")
         L = vectors * values.clamp_min(0).sqrt()
         return cls(torch.cat([mu[:, None] / math.sqrt(d), L], 1), d)
 
@@ -197,7 +194,7 @@ def train(
     batch_size = form.n if batch_at is None or steps < 1 else len(batch_at(0))
     contraction, derivative = FormContraction.of(form, batch_size, steps), _derivative(value)
     if batch_at is None and value is squared_loss:
-        contraction, targets = contraction.least_squares(targets, steps)
+        contraction, derivative = contraction.residual(targets, steps), lambda r, y, m: r
 
     def gradient(step: int, states: list[Moments]) -> list[Gradient] | None:
         part, y, m = contraction, targets, form.n
@@ -218,7 +215,8 @@ def outputs(form: QuadraticForm, M: Tensor, mu: Tensor) -> Tensor:
     if M.shape != (*mu.shape, form.p) or mu.shape[-1:] != (form.p,):
         given = f"M {tuple(M.shape)} and mu {tuple(mu.shape)}"
         raise ValueError(f"M must have shape (..., p, p) and mu (..., p) with p = {form.p}, got {given}")
-    return FormContraction.of(form).outputs(M, mu)
+    many = torch.vmap(FormContraction.of(form).outputs)(M.reshape(-1, form.p, form.p), mu.reshape(-1, form.p))
+    return many.view(*mu.shape[:-1], form.n, form.c)
 
 
 def neural_tangent_kernel(
@@ -244,16 +242,15 @@ def neural_tangent_kernel(
         return u, A @ mu, A
 
     (u, Amu, A), (u_other, Amu_other, A_other) = rows(form), rows(other)
-    kernel = d * u @ u_other.T + 2 * u @ Amu_other.T + 2 * Amu @ u_other.T
-    kernel = kernel + 4 * (A @ M).flatten(1) @ A_other.flatten(1).T  # Tr[A A' M] = <A M, A'>, A' symmetric
+    trace = (A @ M).flatten(1) @ A_other.flatten(1).T  # Tr[A A' M] = <A M, A'> as A' is symmetric
+    kernel = d * u @ u_other.T + 2 * u @ Amu_other.T + 2 * Amu @ u_other.T + 4 * trace
     return kernel.view(form.n, form.c, other.n, other.c)
 
 
 def deep_outputs(layers: Sequence[Layer], inputs: Tensor, M: Sequence[Tensor], mu: Sequence[Tensor]) -> Tensor:
     """The outputs h^(L) (n, D_L) of a stack of forms on `inputs` (n, D_0), from the order parameters of its layers.
 
-    h^(l) = f0 + g^T mu + mu^T B mu + Tr[M A] with M, mu of layer l and f0, g, A, B = layers[l](h^(l-1)).
-    Source: Ziyin et al. 2026, definition 2.
+    h^(l) = f0 + g^T mu + mu^T B mu + Tr[M A], M, mu of layer l and f0, g, A, B = layers[l](h^(l-1)) (definition 2).
     """
     h = inputs
     for layer, M_layer, mu_layer in zip(layers, M, mu, strict=True):
@@ -277,19 +274,17 @@ def train_deep(
 ) -> list[Trajectory]:
     """Train every layer of a stack of forms by its order parameters, one trajectory a layer (theorem 14).
 
-    Each layer obeys theorem 2 with v^(l) = sum dL/dh_k^(l) (g_k + 2 B_k mu) and H^(l) = sum 2 dL/dh_k^(l) A_k,
-    which are dL/dmu^(l) and 2 dL/dM^(l): automatic differentiation through the order parameters gives both at
-    once, and no width enters.
+    Each layer obeys theorem 2 with v = sum dL/dh_k (g_k + 2 B_k mu) = dL/dmu and H = sum 2 dL/dh_k A_k = 2 dL/dM:
+    automatic differentiation through the order parameters gives both, and no width enters.
 
     Arguments: `layers[l]` maps h^(l-1) (m, D) to the form of layer l on those m samples, differentiably;
     `inputs` (n, D_0); `moments` one state a layer; `eta` one rate, or one a layer (theorem 15 needs that). The
     rest, and what is raised, as in `train`.
     """
-    if not len(layers) == len(moments) > 0:
-        raise ValueError(f"moments must hold one state per layer, {len(layers)}, got {len(moments)}")
     etas: list[Rate] = [*eta] if isinstance(eta, Sequence) else [eta] * len(layers)
-    if len(etas) != len(layers):
-        raise ValueError(f"eta must be one rate, or one per layer, {len(layers)}, got {len(etas)}")
+    for name, given in (("moments", len(moments)), ("eta", len(etas))):
+        if given != len(layers):
+            raise ValueError(f"{name} must have one entry per layer, {len(layers)}, got {given}")
     with torch.no_grad():
         probe = deep_outputs(layers, inputs[:1], [m.M for m in moments], [m.mu for m in moments])
     value = _loss(loss, targets, len(inputs), probe.shape[1])
@@ -365,12 +360,18 @@ def _step(state: Moments, v: Tensor | None, H: Tensor, eta: float, momentum: flo
     """One update of the square root Y, the gradient being sqrt(d) v e^T + H Y."""
     if not eta > 0:
         raise ValueError(f"eta must be positive, got {eta}")
-    V = torch.addmm(state.factor, H, state.factor, beta=weight_decay)
+    Y, root = state.factor, math.sqrt(state.d)
+    if not momentum:  # no buffer to keep: one product does it
+        Y = torch.addmm(Y, H, Y, beta=1 - eta * weight_decay, alpha=-eta)
+        if v is not None:
+            Y[:, 0].add_(v, alpha=-eta * root)
+        return Moments(Y, state.d)
+    V = torch.addmm(Y, H, Y, beta=weight_decay)
     if v is not None:
-        V[:, 0].add_(v, alpha=math.sqrt(state.d))
-    if momentum and state.buffer is not None:
+        V[:, 0].add_(v, alpha=root)
+    if state.buffer is not None:
         V.add_(state.buffer, alpha=momentum)
-    return Moments(torch.add(state.factor, V, alpha=-eta), state.d, V if momentum else None)
+    return Moments(torch.add(Y, V, alpha=-eta), state.d, V)
 
 
 def _batches_at(batches: Batches, steps: int, n: int) -> Callable[[int], Tensor] | None:
@@ -383,9 +384,8 @@ def _batches_at(batches: Batches, steps: int, n: int) -> Callable[[int], Tensor]
     def batch_at(step: int) -> Tensor:
         batch = batches(step) if callable(batches) else batches[step]
         if batch.ndim != 1 or len(batch) == 0 or batch.is_floating_point() or batch.dtype == torch.bool:
-            raise ValueError(
-                f"batches must give sample indices of shape (m,), got {tuple(batch.shape)} {batch.dtype} at step {step}"
-            )
+            given = f"{tuple(batch.shape)} {batch.dtype} at step {step}"
+            raise ValueError(f"batches must give sample indices of shape (m,), got {given}")
         least, most = torch.aminmax(batch)
         if least < 0 or most >= n:
             raise ValueError(f"batches must index samples 0..{n - 1}, got {int(least)}..{int(most)} at step {step}")

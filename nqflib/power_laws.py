@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq, least_squares
-from scipy.stats import chi2
+from scipy.special import stdtrit
 
 from nqflib.arguments import Array, as_vector
 
@@ -267,21 +267,22 @@ def profile_floor(
     """Profile the floor L_inf of L = L_inf + A t^-gamma by least squares of ln L.
 
     For each floor, S is the smallest sum over A > 0 and gamma > 0 of (ln L - ln(L_inf + A t^-gamma))^2. The interval
-    holds the floors with n ln(S/S_min) below the chi-squared quantile with one degree of freedom: the profile
-    likelihood of Gaussian errors of ln L of one unknown size.
+    holds the floors whose deviance n ln(S/S_min), that of Gaussian errors of ln L of one unknown size, is below the
+    quantile of its distribution.
 
     Args:
         times: (T,), increasing and positive, at least 5.
         values: (T,), positive.
         lowest: smallest floor allowed, not negative.
         confidence: of the interval, between 0 and 1.
-        independent: number n of independent points, T if not given. A smooth curve recorded densely has far fewer, and
-            the interval is then too narrow by the root of the ratio.
+        independent: number n > 3 of independent points, T if not given. A smooth curve recorded densely has far
+            fewer, and the interval is then too narrow by the root of the ratio.
         count: number of floors in the returned profile.
     """
     x, y = _curve(times, values, 5)
     n = x.size if independent is None else independent
-    _positive(independent=n)
+    if not n > 3:
+        raise ValueError(f"independent must exceed the 3 parameters of the curve, got {n}")
     if not (0 < confidence < 1 and 0 <= lowest < np.exp(y.min())):
         raise ValueError(
             f"confidence must lie in (0, 1), got {confidence}, and lowest in [0, {np.exp(y.min())}), got {lowest}"
@@ -290,44 +291,49 @@ def profile_floor(
     x = x - origin  # amplitudes at the middle of the curve keep A and gamma apart
     floor, start = _best_floor(x, y, lowest)
     smallest = _squares(x, y, floor, start)[0]
-    quantile = float(chi2.ppf(confidence, 1))
+    # The level that is exact for a model linear in its three parameters: (n - 3)(S/S_min - 1) is then F-distributed
+    # with 1 and n - 3 degrees of freedom, the square of Student's t. For many points it is the chi-squared quantile.
+    level = n * float(np.log1p(stdtrit(n - 3, (1 + confidence) / 2) ** 2 / (n - 3)))
     rounding = x.size * 1e-30  # the rounding of an exact curve: below that no two floors can be told apart
 
     def deviance(value: float) -> float:
         return n * float(np.log((_squares(x, y, value, start)[0] + rounding) / (smallest + rounding)))
 
     top = float(np.exp(y.max()))
-    ends = [_crossing(deviance, quantile, floor, bound) for bound in (lowest, top)]
+    ends = [_crossing(deviance, level, floor, bound) for bound in (lowest, top)]
     margin = 0.5 * (ends[1] - ends[0])
     floors = np.linspace(max(lowest, ends[0] - margin), min(top, ends[1] + margin), count)
-    found = [_squares(x, y, value, start)[1] for value in floors]
-    best = _squares(x, y, floor, start)[1]
+    scanned = [_squares(x, y, value, start) for value in floors]
+    best, low, high = (_squares(x, y, value, start)[1] for value in (floor, *ends))
     outcome = Floor.DETERMINED if ends[0] > lowest else Floor.UPPER_BOUND
     return FloorProfile(
         floor=floor,
         exponent=float(np.exp(best[1])),
         amplitude=float(np.exp(best[0] + np.exp(best[1]) * origin)),
         interval=(ends[0], ends[1]),
-        exponent_interval=tuple(float(np.exp(_squares(x, y, end, start)[1][1])) for end in ends),
+        exponent_interval=(float(np.exp(low[1])), float(np.exp(high[1]))),
         outcome=Floor.UNDETERMINED if ends[1] >= top else outcome,
         floors=floors,
-        exponents=np.exp([gamma for _, gamma in found]),
-        deviances=np.array([deviance(value) for value in floors]),
+        exponents=np.exp([p[1] for _, p in scanned]),
+        deviances=n * np.log((np.array([s for s, _ in scanned]) + rounding) / (smallest + rounding)),
     )
 
 
 def _squares(x: Array, y: Array, floor: float, start: Array) -> tuple[float, Array]:
     """Return S and (ln A, ln gamma) of the best curve with this floor."""
+    log_floor = np.log(floor) if floor > 0 else -np.inf
 
     def residuals(p: Array) -> Array:
-        return np.log(floor + np.exp(p[0] - np.exp(p[1]) * x)) - y
+        return np.logaddexp(log_floor, p[0] - np.exp(min(p[1], 5)) * x) - y
 
     def jacobian(p: Array) -> Array:
-        power = np.exp(p[0] - np.exp(p[1]) * x)
-        share = power / (floor + power)
-        return np.stack([share, -share * np.exp(p[1]) * x], axis=1)
+        gamma = np.exp(min(p[1], 5))  # beyond e^5 the power is a step at any resolution, and exp would overflow
+        log_power = p[0] - gamma * x
+        share = np.exp(log_power - np.logaddexp(log_floor, log_power))
+        return np.stack([share, -share * gamma * x], axis=1)
 
-    found = least_squares(residuals, start, jacobian, method="lm", xtol=1e-14, ftol=1e-14, gtol=1e-14)
+    derivative: Any = jacobian
+    found = least_squares(residuals, start, derivative, method="lm", xtol=1e-11, ftol=1e-11, gtol=1e-11)
     return float(2 * found.cost), found.x
 
 
@@ -336,7 +342,7 @@ def _best_floor(x: Array, y: Array, lowest: float) -> tuple[float, Array]:
     # Given gamma the curve is linear in floor and A: scan gamma by weighted linear least squares, then polish.
     loss = np.exp(y)
     trials = []
-    for gamma in np.geomspace(1e-2, 10, 60):
+    for gamma in np.geomspace(1e-2, 10, 40):
         power = np.exp(-gamma * x)
         columns = np.stack([1 / loss, power / loss], axis=1)
         floor, amplitude = np.linalg.lstsq(columns, np.ones_like(loss), rcond=None)[0]
@@ -354,9 +360,9 @@ def _best_floor(x: Array, y: Array, lowest: float) -> tuple[float, Array]:
         return np.log(p[0] + np.exp(p[1] - np.exp(p[2]) * x)) - y
 
     begin = np.array([max(floor, lowest + 1e-3 * (loss.min() - lowest)), log_amplitude, log_gamma])
-    bounds = ([lowest, -np.inf, -np.inf], np.inf)
-    tight = {"xtol": 1e-15, "ftol": 1e-15, "gtol": 1e-15}
-    found = least_squares(residuals, begin, bounds=bounds, x_scale=[loss.min(), 1, 1], **tight).x
+    bounds = ([lowest, -np.inf, -np.inf], [np.inf, np.inf, 5.0])
+    scale = np.array([loss.min(), 1.0, 1.0])
+    found = least_squares(residuals, begin, bounds=bounds, x_scale=scale, xtol=1e-15, ftol=1e-15, gtol=1e-15).x
     at_lowest, p = _squares(x, y, lowest, found[1:])  # an optimum on the bound is approached but not reached
     if at_lowest <= np.sum(residuals(found) ** 2):
         return lowest, p
@@ -366,13 +372,9 @@ def _best_floor(x: Array, y: Array, lowest: float) -> tuple[float, Array]:
 def _crossing(deviance: Callable[[float], float], level: float, floor: float, bound: float) -> float:
     """Return where the deviance passes `level` on the way from the best floor to `bound`, or `bound` if it does not."""
     inside, share = floor, 1e-9
-    while share < 1:
-        outside = floor + share * (bound - floor)
-        if deviance(outside) > level:
-            crossing: Any = brentq(lambda value: deviance(value) - level, inside, outside, xtol=1e-14 * abs(outside))
-            return float(crossing)
-        inside, share = outside, 2 * share
-    if deviance(bound) > level:
-        crossing = brentq(lambda value: deviance(value) - level, inside, bound, xtol=1e-14 * abs(inside))
-        return float(crossing)
-    return float(bound)
+    while deviance(outside := floor + share * (bound - floor)) <= level:
+        if share == 1:
+            return float(bound)
+        inside, share = outside, min(4 * share, 1.0)
+    crossing: Any = brentq(lambda value: deviance(value) - level, inside, outside)
+    return float(crossing)

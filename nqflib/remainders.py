@@ -136,15 +136,17 @@ class CubicTerms:
         )
 
 
-def cubic_terms(f: LayerFunction, p: int) -> CubicTerms:
+def cubic_terms(f: LayerFunction, p: int, d: int) -> CubicTerms:
     """The third derivatives of a layer at W = 0 in one, two and three of its units, by automatic differentiation.
 
-    `f` must accept any number of units, three here; `p` is the number of parameters of one. The cost is about 2 p^2
-    derivatives for every sample and output.
+    `p` parameters for each of `d` units, at least three. The cost is about 2 p^2 derivatives for every sample and
+    output, whatever d is. Raises `ValueError` for fewer units.
     """
-    zero = torch.zeros(p, 3, dtype=torch.float64, requires_grad=True)
-    values = f(zero)
-    found = [_third_derivatives(value, zero) for value in values.flatten()]
+    if d < 3:
+        raise ValueError(f"d must be at least 3, so that there are three different units, got {d}")
+    three = torch.zeros(p, 3, dtype=torch.float64, requires_grad=True)
+    values = f(torch.cat([three, three.new_zeros(p, d - 3)], 1))
+    found = [_third_derivatives(value, three) for value in values.flatten()]
     T3, T21, T111 = (torch.stack(parts).reshape(*values.shape, p, p, p) for parts in zip(*found, strict=True))
     return CubicTerms(T3, T21, T111)
 

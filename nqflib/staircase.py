@@ -99,8 +99,8 @@ def staircase(
 
     Raises:
         ValueError: for bad shapes or numbers, a competition that is not symmetric positive semidefinite, and a
-            degenerate jump, where several modes enter at once whose competition is singular: the abundances then
-            depend on the constants in z(0) and not on the limit alone.
+            degenerate jump, as of two equal modes that enter at once: the abundances then depend on the constants in
+            z(0) and not on the limit alone.
     """
     r = as_rates(rates)
     c = _symmetric_competition(competition, r.size)
@@ -127,7 +127,12 @@ def staircase(
         left.append(tuple(np.flatnonzero((new == 0) & (z > 0)).tolist()))
         z = new
         w = np.where(z > 0, 0.0, r - c @ z)
-        w[u == 0] = np.minimum(w[u == 0], 0.0)  # allowed modes cannot grow: what is left is rounding
+        idle = np.flatnonzero((u == 0) & (z == 0) & (w > -small))
+        if idle.size:
+            raise ValueError(
+                f"degenerate: beside the modes {np.flatnonzero(z).tolist()} the modes {idle.tolist()} neither grow nor "
+                "shrink, so that their abundances depend on the constants in z(0)"
+            )
         times.append(tau)
         equilibria.append(z)
         invasion.append(w)

@@ -32,13 +32,16 @@ def test_both_contractions_equal_the_dense_ones(kind):
         if kind == "dense"
         else perceptron(generator, 30, 2, 6, 6 if kind == "perceptron" else 2)
     )
-    M, weights = symmetric(generator, 3, *S.shape[2:]), torch.randn(30, 2, generator=generator, dtype=F64)
+    M, weights = symmetric(generator, *S.shape[2:]), torch.randn(30, 2, generator=generator, dtype=F64)
     stack = SymmetricStack.of(S, batch_size=30, steps=1000)
-    torch.testing.assert_close(stack.inner(M), torch.einsum("tij,xkij->txk", M, S), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        stack.inner(M, weights), weights + torch.einsum("ij,xkij->xk", M, S), rtol=1e-12, atol=1e-12
+    )
     expected = 2 * torch.einsum("xk,xkij->ij", weights, S)
     torch.testing.assert_close(stack.twice_weighted_sum(weights), expected, rtol=1e-12, atol=1e-12)
     batch = torch.tensor([4, 4, 17])
-    torch.testing.assert_close(stack.on(batch).inner(M[0]), torch.einsum("ij,xkij->xk", M[0], S[batch]))
+    subset = stack.on(batch).inner(M, torch.zeros(3, 2, dtype=F64))
+    torch.testing.assert_close(subset, torch.einsum("ij,xkij->xk", M, S[batch]), rtol=1e-12, atol=1e-12)
 
 
 def test_numbers_kept_are_those_that_a_step_needs():
@@ -65,12 +68,12 @@ def test_rotated_residuals_have_the_same_gradient(terms):
     y, mu = torch.randn(n, c, generator=generator, dtype=F64), torch.randn(p, generator=generator, dtype=F64)
     M = symmetric(generator, p, p)
     whole = FormContraction.of(form, n, 1000)
-    few, y_few = whole.least_squares(y, 1000)
-    assert len(y_few) == sum({"g": p, "A": 11, "B": 11}[term] for term in terms)
-    for ours, theirs in zip(
-        few.gradient(mu, few.outputs(M, mu) - y_few), whole.gradient(mu, whole.outputs(M, mu) - y), strict=True
-    ):
-        assert (ours is None) == (theirs is None)
-        if ours is not None and theirs is not None:
-            torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
-    assert whole.least_squares(y, 5)[1] is y
+    expected = whole.gradient(mu, 2 / n * (form.from_moments(M, mu) - y))
+    for steps, rows in ((1000, sum({"g": p, "A": 11, "B": 11}[term] for term in terms)), (5, n)):
+        residual = whole.residual(y, steps)
+        r = residual.outputs(M, mu)
+        assert len(r) == rows
+        for ours, theirs in zip(residual.gradient(mu, r), expected, strict=True):
+            assert (ours is None) == (theirs is None)
+            if ours is not None and theirs is not None:
+                torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)

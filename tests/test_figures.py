@@ -61,7 +61,7 @@ def test_two_runs_are_bitwise_equal_even_in_another_process(bundle):
 
 def test_settings_of_the_reader_neither_leak_in_nor_out():
     plain = render(word, "a-word", alt=ALT)
-    with matplotlib.rc_context({"font.size": 30, "lines.linewidth": 9, "text.color": "red"}):
+    with matplotlib.rc_context({"font.size": 30, "font.weight": "bold", "text.color": "red"}):
         assert render(word, "a-word", alt=ALT) == plain
         assert matplotlib.rcParams["font.size"] == 30
 

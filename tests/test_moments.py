@@ -304,8 +304,12 @@ def test_wrong_arguments_are_refused_by_name():
         Moments.from_order_parameters(torch.ones(1, 1), torch.full((1,), 3.0), 1)
     with pytest.raises(ValueError, match=r"derivative must have shape \(n, c\)"):
         loss_gradient(form, torch.zeros(3), torch.zeros(2))
-    with pytest.raises(ValueError, match="moments must hold one state per layer, 1, got 0"):
+    with pytest.raises(ValueError, match="moments must have one entry per layer, 1, got 0"):
         train_deep([lambda h: form], y, [], y, **good)
+    with pytest.raises(ValueError, match="eta must have one entry per layer, 1, got 2"):
+        train_deep([lambda h: form], y, [state], y, **(good | {"eta": [0.1, 0.1]}))
+    with pytest.raises(ValueError, match="A must be symmetric"):
+        QuadraticForm(torch.zeros(2, 1), None, torch.ones(2, 1, 3, 3).triu())
     with pytest.raises(ValueError, match=r"M must have shape \(p, p\)"):
         neural_tangent_kernel(form, torch.eye(2), torch.zeros(3), 4)
 

@@ -1,0 +1,99 @@
+"""Files that are whole or absent: atomic writes, locks, and names made from the content's cause.
+
+A file is written aside, flushed to the disk, and renamed; a kill at any moment leaves the old file or the new one.
+Every write, flush and rename of the corpus and of pretraining goes through the three functions `_write`, `_flush` and
+`_rename`, so that a test can fail each of them in turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from filelock import FileLock
+
+CACHE_VARIABLE = "NQF_CACHE"
+_CHECKOUT = Path(__file__).resolve().parent.parent.parent
+_PIECE = 1 << 24  # bytes a write
+
+
+class DamagedFileError(ValueError):
+    """A stored file is not what was written. The text names it; nothing is overwritten."""
+
+
+def cache_folder() -> Path:
+    """Where token files and runs are kept: $NQF_CACHE, else `_build/cache` of a checkout, else the user's cache."""
+    if os.environ.get(CACHE_VARIABLE):
+        return Path(os.environ[CACHE_VARIABLE])
+    if (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "notebooks").is_dir():
+        return _CHECKOUT / "_build" / "cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "nqflib"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nqflib"
+
+
+def content_key(cause: Mapping[str, Any]) -> str:
+    """Twenty hexadecimal digits of the SHA-256 of `cause`, everything that determines a content, as JSON."""
+    return hashlib.sha256(json.dumps(cause, sort_keys=True).encode()).hexdigest()[:20]
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder; a second process waits here until the first is done (or dead)."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(folder.name + ".lock")):
+        yield
+
+
+def write_atomically(file: Path, content: bytes | memoryview) -> None:
+    """Put `content` in place of `file`, whole or not at all, on the disk when this returns.
+
+    The caller holds the lock of the folder, since the name aside is always the same: what a killed process left there
+    is overwritten by the next write.
+    """
+    aside = file.with_name(file.name + ".new")
+    view = memoryview(content).cast("B")
+    with open(aside, "wb") as stream:
+        for start in range(0, len(view), _PIECE):
+            _write(stream, view[start : start + _PIECE])
+        stream.flush()
+        _flush(stream.fileno())
+    _rename(aside, file)
+    directory = os.open(file.parent, os.O_RDONLY)
+    try:
+        _flush(directory)  # the rename itself
+    finally:
+        os.close(directory)
+
+
+def write_json(file: Path, value: Any) -> None:
+    """`value` as indented JSON, atomically."""
+    write_atomically(file, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def read_json(file: Path) -> Any:
+    """What `write_json` wrote. Raises `DamagedFileError` if it is not JSON, `FileNotFoundError` if it is not there."""
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise DamagedFileError(
+            f"{file} is damaged ({error}); delete the folder {file.parent} to make it anew"
+        ) from error
+
+
+def _write(stream: BinaryIO, piece: memoryview) -> None:
+    stream.write(piece)
+
+
+def _flush(descriptor: int) -> None:
+    os.fsync(descriptor)
+
+
+def _rename(source: Path, target: Path) -> None:
+    os.replace(source, target)
