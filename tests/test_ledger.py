@@ -171,8 +171,10 @@ def test_every_notebook_about_a_paper_has_its_claims_at_the_same_place():
 
 
 def test_rules_of_the_shipped_ledger_lie_two_spreads_from_what_is_recorded_as_spread():
-    """A rule narrower than four spreads could never be decided."""
+    """A rule narrower than four spreads can never be decided, so its claim must say that it expects no decision."""
     for claim in load_claims().values():
+        if "laptop" in claim.expected and claim.expected["laptop"].verdict == "inconclusive":
+            continue
         for check in claim.checks:
             width = check.rule.high - check.rule.low
             assert width >= 4 * max((check.spread or {}).values(), default=0.0), claim.where

@@ -40,7 +40,7 @@ def expected_events(steps):
 def flow_events(rates, competition, steps, abundance):
     """Times at which the flow crosses half of the smallest abundance that a mode ever rests at: (t, mode, sign)."""
     scale = np.log(1 / abundance)
-    times = np.linspace(0, 1.15 * steps.times[-1] * scale + 20, 2000)
+    times = np.linspace(0, 1.15 * steps.times[-1] * scale + 20, 1500)
     x = lv.flow(rates, competition, abundance, times).log_abundances
     speeds = rates - np.exp(x) @ competition.T
     resting = np.where(steps.equilibria > 0, steps.equilibria, np.inf).min(axis=0)
@@ -192,7 +192,7 @@ def test_the_flow_at_1e_30_enters_and_leaves_in_the_order_of_the_limit():
         compared += 1
         fine = rescaled_event_times(rates, competition, steps, 1e-30)
         assert fine is not None, f"another sequence of entries and exits at seed {seed}"
-        coarse = rescaled_event_times(rates, competition, steps, 1e-15) if seed < 80 else None
+        coarse = rescaled_event_times(rates, competition, steps, 1e-15) if seed < 60 else None
         if coarse is None:  # at 1e-15 neighbouring events may still swap
             continue
         largest = [
@@ -203,7 +203,7 @@ def test_the_flow_at_1e_30_enters_and_leaves_in_the_order_of_the_limit():
         limits = [2 * np.mean(a) - np.mean(b) for a, b in zip(fine, coarse, strict=True)]
         extrapolated.append(np.abs(np.array(limits) / steps.times - 1).max())
     assert compared >= 120
-    assert len(ratios) >= 50
+    assert len(ratios) >= 35
     # The error is const / ln(1/eps) up to terms that vanish exponentially: the ratio is 1/2, mostly from below.
     assert np.median(ratios) < 0.5 + 1e-7
     assert np.quantile(ratios, 0.9) < 0.501

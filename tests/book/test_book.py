@@ -38,7 +38,7 @@ class References(HTMLParser):
 
 @pytest.fixture(scope="module")
 def parsed(html):
-    return {path: References(path.read_text("utf-8")) for path in html.rglob("*.html")}
+    return {path: References(path.read_text("utf-8")) for path in html.rglob("*.html") if "_static" not in path.parts}
 
 
 def test_every_notebook_has_a_page(html):
@@ -100,7 +100,7 @@ def test_every_page_opens_with_why_it_matters_and_ends_with_a_way_to_report(html
 def test_a_page_reads_from_disk_with_all_hosts_blocked(page, html, name):
     page.route(BLOCKED, lambda route: route.abort())
     page.goto((html / name).as_uri())
-    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(1000)
     assert page.errors == []
     assert [url for url in page.requests if not url.startswith(("file:", "data:"))] == []
 
@@ -146,6 +146,5 @@ def test_axe_finds_nothing_in_the_text_of_a_page(page, served, name):
     from axe_playwright_python.sync_playwright import Axe
 
     page.goto(f"{served}/{name}")
-    page.wait_for_load_state("networkidle")
     violations = Axe().run(page, context="article").response["violations"]
     assert [(v["id"], [node["target"] for node in v["nodes"]][:3]) for v in violations] == []
