@@ -121,7 +121,7 @@ def test_search_finds_a_page_from_disk(page, html):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, "api.html"])
 def test_no_page_scrolls_sideways_on_a_phone(page, served, name):
     page.set_viewport_size({"width": 375, "height": 800})
     page.goto(f"{served}/{name}")
