@@ -10,8 +10,8 @@ the quadratic form do not see each other: from a balanced start a_k = W_k the pr
 
     drho_k/dt = 4 rho_k (tau_k - c_k rho_k),   tau_k = s s_k b_k,   c_k = (s s_k)^2        (corollary 4)
 
-The gradients are written out, for several theta side by side, because 30,000 steps of automatic differentiation take
-minutes. The tests compare them with `layers.FourierMLP` and its `QuadraticTwin`.
+The gradients are written out, for several theta side by side: on arrays as small as these, automatic differentiation
+is mostly overhead. The tests compare them with `layers.FourierMLP` and its `QuadraticTwin`.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _project(functions: Array, values: Array) -> Array:
 
 def _by_parity(modes: Array) -> Array:
     """(..., P) with k = 1, 2, 3 ... to (..., 2, P/2), odd k first."""
-    return np.ascontiguousarray(modes.reshape(*modes.shape[:-1], -1, 2).swapaxes(-1, -2))
+    return modes.reshape(*modes.shape[:-1], -1, 2).swapaxes(-1, -2).copy()
 
 
 def _in_order(modes: Array) -> Array:
@@ -157,31 +157,49 @@ def _in_order(modes: Array) -> Array:
     return modes.swapaxes(-1, -2).reshape(*modes.shape[:-2], -1)
 
 
-# From (a, W), both (R, 2, P/2): f - y (R, 2, J), then dL/da and dL/dW, both (R, 2, P/2).
-Gradients = Callable[[Array, Array], tuple[Array, Array, Array]]
+class _Learner(NamedTuple):
+    """What gradient descent needs of a learner with weights a and W, both (R, 2, P/2)."""
+
+    # (a, W) to an error of the learner's own kind, dL/da and dL/dW
+    gradients: Callable[[Array, Array], tuple[Array, Array, Array]]
+    # that error to the loss (R,) and <f, psi_k> (R, 2, P/2)
+    observe: Callable[[Array], tuple[Array, Array]]
 
 
-def _network(grid: _Grid, gains: Array, prefactor: float) -> Gradients:
+def _network(grid: _Grid, gains: Array, prefactor: float) -> _Learner:
+    """The error is f - y at the grid's points, (R, 2, J)."""
     phi = gains[..., None] / prefactor * grid.psi  # (R, 2, P/2, J): s_k psi_k(x_j)
-    h, curved = np.empty_like(phi), np.empty_like(phi)
+    h = np.empty_like(phi)
+    step = 2 * prefactor * grid.weights
 
     def gradients(a: Array, W: Array) -> tuple[Array, Array, Array]:
         np.tanh(np.multiply(phi, a[..., None], out=h), out=h)
-        np.multiply(np.multiply(h, h, out=curved), phi, out=curved)  # tanh' = 1 - h^2
         delta = prefactor * _combine(W, h) - grid.y
-        pull = 2 * prefactor * grid.weights * delta
-        return delta, W * (_project(phi, pull) - _project(curved, pull)), _project(h, pull)
+        pull = step * delta
+        dW = _project(h, pull)
+        np.multiply(np.multiply(h, h, out=h), phi, out=h)  # tanh' = 1 - h^2; in place, to stay within the cache
+        return delta, W * (_project(phi, pull) - _project(h, pull)), dW
 
-    return gradients
+    def observe(delta: Array) -> tuple[Array, Array]:
+        return (grid.weights * delta**2).sum((1, 2)), grid.project(delta + grid.y)
+
+    return _Learner(gradients, observe)
 
 
-def _quadratic_form(grid: _Grid, gains: Array) -> Gradients:
+def _quadratic_form(grid: _Grid, gains: Array, target: Array) -> _Learner:
+    """The error is that of the coefficients, (R, 2, P/2); the grid enters by its Gram matrix <psi_k, psi_l>."""
+    gram = (grid.weights * grid.psi) @ grid.psi.swapaxes(-1, -2)  # (2, P/2, P/2)
+    twice = 2 * gains
+
     def gradients(a: Array, W: Array) -> tuple[Array, Array, Array]:
-        delta = _combine(gains * a * W, grid.psi) - grid.y
-        slope = 2 * gains * grid.project(delta)
-        return delta, slope * W, slope * a
+        error = gains * a * W - target
+        slope = twice * _combine(error, gram)
+        return error, slope * W, slope * a
 
-    return gradients
+    def observe(error: Array) -> tuple[Array, Array]:
+        return (error * _combine(error, gram)).sum((1, 2)), _combine(error + target, gram)
+
+    return _Learner(gradients, observe)
 
 
 def train(
@@ -211,15 +229,17 @@ def train(
     grid, gains = _Grid.of(task), _by_parity(task.gains)
     starts = [np.broadcast_to(np.asarray(start, dtype=np.float64), task.gains.shape) for start in (a, W)]
     a_now, W_now = map(_by_parity, starts)
-    gradients = _quadratic_form(grid, gains) if quadratic else _network(grid, gains, task.prefactor)
+    if quadratic:
+        learner, label = _quadratic_form(grid, gains, _by_parity(task.target)), "quadratic forms"
+    else:
+        learner, label = _network(grid, gains, task.prefactor), "Fourier networks"
     steps = as_times(records)
     loss, coefficients, row = np.empty((steps.size, len(gains))), np.empty((steps.size, *task.gains.shape)), 0
-    for step in progress(range(int(steps[-1]) + 1), "quadratic forms" if quadratic else "Fourier networks"):
-        delta, da, dW = gradients(a_now, W_now)
+    for step in progress(range(int(steps[-1]) + 1), label):
+        error, da, dW = learner.gradients(a_now, W_now)
         if step == steps[row]:
-            loss[row] = (grid.weights * delta**2).sum((1, 2))
-            coefficients[row] = _in_order(grid.project(delta + grid.y))
-            row += 1
+            loss[row], projections = learner.observe(error)
+            coefficients[row], row = _in_order(projections), row + 1
         a_now -= learning_rate * da
         W_now -= learning_rate * dW
     return History(steps, _finite(loss), coefficients)

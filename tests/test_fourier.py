@@ -134,6 +134,13 @@ def test_just_below_the_largest_learning_rate_the_quadratic_form_settles():
         train(fourier, 0.01, 0.01, 1.01 * bound, [0, 1])
 
 
+def test_training_leaves_the_given_weights_alone():
+    fourier = task(modes=2)
+    a = np.full(fourier.gains.shape, 0.1)
+    train(fourier, a, a, 0.1, [0, 5])
+    assert (a == 0.1).all()
+
+
 def test_log_spaced_steps_begin_with_the_start_and_every_early_step():
     steps = log_spaced_steps(30_000, 400)
     assert steps[:10].tolist() == list(range(10))

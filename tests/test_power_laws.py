@@ -142,6 +142,12 @@ def test_the_jackknife_error_is_the_scatter_of_fits_to_correlated_noise():
     assert scatter > 1.8 * textbook
 
 
+def test_the_uncertainty_is_the_jackknife_formula_over_two_blocks():
+    times = np.exp(np.array([0.0, 1.0, 3.0, 4.0]))
+    loss = np.exp([0.0, -1.0, -2.0, -4.0])  # slope -1 in the first block alone, -2 in the second
+    assert pl.fit_power_law(times, loss, blocks=2).uncertainty == pytest.approx(np.sqrt(1 / 2 * (0.25 + 0.25)))
+
+
 def test_local_exponents_see_a_bend():
     times = np.geomspace(1, 1e4, 400)
     loss = np.where(times < 100, times**-0.5, 10 * times**-1.0)
