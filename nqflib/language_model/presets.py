@@ -72,7 +72,7 @@ def _laptop() -> Preset:
         base_rates=(0.265, 0.53, 1.06),
         rate_cap=128,
         held_out=128,
-        micro_batch=32,
+        micro_batch=64,
     )
 
 

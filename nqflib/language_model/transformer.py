@@ -19,11 +19,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from nqflib.language_model.linearization import Linearization
 
 NORM_EPS = 1e-6
 ROTARY_BASE = 10_000.0
@@ -173,6 +176,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
         self.unembedding = nn.Parameter(torch.empty(size.vocabulary, size.width))
         self.to(dtype)
+        self.shapes = {name: parameter.shape for name, parameter in self.named_parameters()}
         # Stored as pairs of reals, since `Module.to(dtype)` would cut off an imaginary part.
         turns = torch.view_as_real(rotary_turns(size.context, size.head_width))
         self.register_buffer("_turns", turns, persistent=False)  # (T, K/2, 2), float64
@@ -212,6 +216,15 @@ class Transformer(nn.Module):
         }
         return {name: of_kind[name.rpartition(".")[2]] for name, _ in self.named_parameters()}
 
+    def linearize(self, parameters: Mapping[str, Tensor], tokens: Tensor) -> Linearization:
+        """The model at `parameters` on `tokens` (B, T) with its Jacobian in both directions, written out by hand.
+
+        Returns (logits, jvp, vjp), see `nqflib.language_model.linearization.linearize`, which this calls.
+        """
+        from nqflib.language_model import linearization  # which is written in terms of this module
+
+        return linearization.linearize(self, parameters, tokens)
+
     @torch.no_grad()
     def _draw(self, generator: torch.Generator | None) -> None:
         D, M = self.size.width, self.size.hidden
@@ -231,11 +244,10 @@ def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in tensors.values()])
 
 
-def unflatten(vector: Tensor, model: nn.Module) -> dict[str, Tensor]:
+def unflatten(vector: Tensor, model: Transformer) -> dict[str, Tensor]:
     """Views of `vector` (n,) in the shapes of the model's parameters, by name, in the model's order."""
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    pieces = vector.split([shape.numel() for shape in shapes.values()])
-    return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+    pieces = vector.split([shape.numel() for shape in model.shapes.values()])
+    return {name: piece.view(shape) for (name, shape), piece in zip(model.shapes.items(), pieces, strict=True)}
 
 
 def next_token_loss(model: Callable[[Tensor], Tensor], windows: Tensor) -> Tensor:

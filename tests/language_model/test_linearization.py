@@ -34,7 +34,7 @@ def test_both_products_equal_those_of_automatic_differentiation(size, length):
     tokens, parameters = windows[:, :length], {n: p.detach() for n, p in model.named_parameters()}
     direction = random_like(parameters, 1)
     logits, tangent = jvp(lambda w: functional_call(model, w, (tokens,)), (parameters,), (direction,))
-    at = linearize(model, parameters, tokens)
+    at = model.linearize(parameters, tokens)
     torch.testing.assert_close(at.logits, logits, rtol=0, atol=1e-12)
     torch.testing.assert_close(at.jvp(direction), tangent, rtol=1e-11, atol=1e-11)
 
