@@ -23,6 +23,7 @@ ROOT = runner.ROOT
 BUILD = ROOT / "_build"
 PROGRESS = BUILD / "progress"
 PRESET = os.environ.get("PRESET") or "laptop"
+PAGES = runner.pages()
 
 
 class BookReporter(ConsoleReporter):
@@ -92,7 +93,7 @@ def executed(page):
 
 def task_page():
     """Run a notebook through papermill."""
-    for page in runner.pages():
+    for page in PAGES:
         given = {} if PRESET == "laptop" else {"preset": PRESET}
         words = " ".join(f"{name}={value}" for name, value in given.items())
         command = f"{sys.executable} -m nqflib.runner page {page} {words}"
@@ -109,8 +110,8 @@ def task_toc():
     """Write the table of contents from the front matter of the notebooks."""
     return {
         "actions": [(site.write_table_of_contents, [])],
-        "file_dep": [str(site.BOOK / "parts.yml"), *(str(executed(page)) for page in runner.pages())],
-        "uptodate": [config_changed(" ".join(runner.pages()))],
+        "file_dep": [str(site.BOOK / "parts.yml"), *(str(executed(page)) for page in PAGES)],
+        "uptodate": [config_changed(" ".join(PAGES))],
         "targets": [str(site.TOC)],
     }
 
@@ -120,7 +121,7 @@ def task_site():
     prose = [p for p in site.BOOK.rglob("*") if p.is_file() and runner.EXECUTED not in p.parents]
     claims = (ROOT / "data" / "claims").rglob("*.yml")
     code = runner.import_closure("from nqflib import sphinx_ext")
-    files = {site.TOC, site.CONFIG, *prose, *claims, *code, *map(executed, runner.pages())}
+    files = {site.TOC, site.CONFIG, *prose, *claims, *code, *map(executed, PAGES)}
     return {
         "actions": [build_site],
         "file_dep": sorted(map(str, files)),
@@ -129,7 +130,7 @@ def task_site():
 
 
 def build_site():
-    for stale in set(runner.EXECUTED.rglob("*.ipynb")) - set(map(executed, runner.pages())):
+    for stale in set(runner.EXECUTED.rglob("*.ipynb")) - set(map(executed, PAGES)):
         stale.unlink()
     try:
         site.build(site.BOOK, ROOT)

@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import ast
 import base64
+import functools
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -174,13 +176,19 @@ def inputs(page: str) -> list[Path]:
     The notebook, every module of nqflib that it imports, directly or through another, the pinned versions, and, if
     `nqflib.data` is among the modules, the manifest that holds the hash of every data file.
     """
-    cells = read_notebook(page).cells
-    source = "\n".join(_without_magics(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    source = _code((NOTEBOOKS / f"{page}.md").read_text("utf-8"))
     modules = import_closure(source)
     files = [NOTEBOOKS / f"{page}.md", ROOT / "requirements.lock", *modules]
     if ROOT / "nqflib" / "data.py" in modules:
         files.append(ROOT / "data" / "manifest.json")
     return files
+
+
+def _code(notebook: str) -> str:
+    """The code of a text notebook, without options of cells and magics: jupytext takes a second to say the same."""
+    cells = re.findall(r"^```\{code-cell\}[^\n]*\n(?:---\n.*?^---\n)?(.*?)^```$", notebook, re.MULTILINE | re.DOTALL)
+    lines = "\n".join(cells).splitlines()
+    return "\n".join(line for line in lines if not line.lstrip().startswith(("%", "!", ":tags:")))
 
 
 def import_closure(source: str) -> list[Path]:
@@ -191,13 +199,18 @@ def import_closure(source: str) -> list[Path]:
         path = waiting.pop()
         if path not in found:
             found.add(path)
-            package = ".".join(path.relative_to(ROOT).with_suffix("").parts[:-1])
-            waiting.extend(_imported_modules(path.read_text("utf-8"), package))
+            waiting.extend(_imports_of(path, path.stat().st_mtime_ns))
     return sorted(found)
 
 
+@functools.cache
+def _imports_of(path: Path, _changed: int) -> list[Path]:
+    package = ".".join(path.relative_to(ROOT).with_suffix("").parts[:-1])
+    return list(_imported_modules(path.read_text("utf-8"), package))
+
+
 def _imported_modules(source: str, package: str) -> Iterable[Path]:
-    for node in ast.walk(ast.parse(source)):
+    for node in _statements(ast.parse(source)):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -211,8 +224,12 @@ def _imported_modules(source: str, package: str) -> Iterable[Path]:
                 yield from (path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.exists())
 
 
-def _without_magics(source: str) -> str:
-    return "\n".join(line for line in source.splitlines() if not line.lstrip().startswith(("%", "!")))
+def _statements(node: ast.AST) -> Iterable[ast.AST]:
+    """The statements below a node. Walking through expressions too takes ten times as long."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(node, field, ()):
+            yield child
+            yield from _statements(child)
 
 
 def input_hash(files: Iterable[Path], given: Mapping[str, Any]) -> str:

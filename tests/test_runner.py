@@ -1,3 +1,5 @@
+import ast
+
 import nbformat
 import pytest
 
@@ -166,3 +168,11 @@ def test_figures_of_a_run_are_written_as_files(tmp_path):
     assert {p.name for p in runner.export_figures(notebook, tmp_path)} == {"rise.svg", "rise.png", "rise.csv"}
     assert (tmp_path / "rise.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "rise.csv").read_text() == "x\n0.5\n"
+
+
+@pytest.mark.parametrize("page", runner.pages())
+def test_the_code_found_in_a_text_notebook_is_the_code_of_its_cells(page):
+    cells = runner.read_notebook(page).cells
+    by_jupytext = [cell.source for cell in cells if cell.cell_type == "code"]
+    found = runner._code((runner.NOTEBOOKS / f"{page}.md").read_text("utf-8"))
+    assert ast.dump(ast.parse(found)) == ast.dump(ast.parse("\n".join(by_jupytext)))
