@@ -1,5 +1,7 @@
 """The site: its table of contents, made from the front matter of the notebooks, and its build.
 
+    python -m nqflib.site            # from executed notebooks; `make book` runs what has changed as well
+
 Each notebook says its part and its order, so two pages made at the same time never meet in one list.
 """
 
@@ -86,3 +88,8 @@ def build(source: Path, output: Path, builder: str = "html") -> Path:
     if result.returncode or not index.exists():
         raise BuildFailed(log[-10_000:])
     return index
+
+
+if __name__ == "__main__":
+    write_table_of_contents()
+    print(build(BOOK, runner.ROOT))
