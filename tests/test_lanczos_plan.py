@@ -1,0 +1,58 @@
+"""The planner against the paper's run, counts by hand, and the memory that a run really takes."""
+
+import doctest
+
+import pytest
+
+from nqflib.lanczos import __main__ as command
+from nqflib.lanczos import plan as planning
+from nqflib.lanczos.plan import DEVICES, GIB, plan
+
+
+def test_examples_in_the_module_run():
+    assert doctest.testmod(planning).failed == 0
+
+
+def test_the_papers_run_is_750_gib_and_47_on_each_of_16():
+    found = plan(167_772_160, 1200, device="h100", count=16)
+    assert found.basis_bytes == 750 * GIB
+    assert found.memory_bytes_per_device / GIB == pytest.approx(750 / 16, rel=0.01)
+    assert found.fits
+    half = plan(167_772_160, 1200, device="h200", basis="bf16")
+    assert half.basis_bytes == 375 * GIB
+    assert not half.fits
+    again = plan(167_772_160, half.deepest, device="h200", basis="bf16")
+    assert again.fits
+    assert not plan(167_772_160, half.deepest + 1, device="h200", basis="bf16").fits
+
+
+def test_traffic_arithmetic_and_hours_are_those_counted_by_hand():
+    found = plan(1000, 5, device="h100", count=2, tokens=7, product="hessian")
+    # at step j = 0 ... 4 the delayed sweep reads the j vectors before twice
+    assert found.read_bytes == 2 * 4 * 1000 * (0 + 1 + 2 + 3 + 4)
+    assert plan(1000, 5, method="twice").read_bytes == 2 * found.read_bytes
+    assert plan(1000, 5, basis="fp16").read_bytes == found.read_bytes  # half the bytes, twice the reads
+    assert found.product_flop == 5 * 18 * 1000 * 7
+    assert found.exchange_bytes_per_device == 5 * 2 * 4 * 1000 / 2
+    kind = DEVICES["h100"]
+    seconds = (found.read_bytes + 4 * 5000) / (2 * kind.bandwidth) + found.product_flop / (2 * kind.flops)
+    assert found.hours * 3600 == pytest.approx(seconds + found.exchange_bytes_per_device / kind.link)
+
+
+def test_the_command_prints_the_plan_and_refuses_nonsense(capsys):
+    arguments = ["plan", "--parameters", "167772160", "--depth", "1200", "--device", "h100", "--count", "16"]
+    assert command.main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "basis         750.0 GiB" in printed
+    assert "on each of 16 h100: fits" in printed
+    command.main(["plan", "--parameters", "167772160", "--depth", "1200", "--device", "h200", "--basis", "bf16"])
+    assert "does not fit; the deepest run that does has" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        command.main(["plan", "--parameters", "0", "--depth", "10"])
+    assert "parameters must be at least 1, got 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [{"device": "h300"}, {"basis": "fp8"}, {"method": "once"}, {"product": "fisher"}])
+def test_bad_input_is_refused_by_name(wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be one of"):
+        plan(10, 2, **wrong)
