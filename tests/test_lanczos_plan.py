@@ -1,4 +1,4 @@
-"""The planner against the paper's run, counts by hand, and the memory that a run really takes."""
+"""The planner against the paper's run and counts by hand."""
 
 import doctest
 
