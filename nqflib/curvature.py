@@ -200,28 +200,30 @@ class Curvature:
         u = torch.zeros_like(f, requires_grad=True)
         pulled = _grad(f, leaves, u, create_graph=True)
 
-        def product(vectors: Tensor) -> list[Tensor]:
-            results = []
-            for v in vectors:
-                used = [(g, d) for g, d in zip(pulled, self._by_name(v).values(), strict=True) if g.requires_grad]
-                pushed = _grad([g for g, _ in used], [u], [d for _, d in used], retain_graph=True)[0]
-                back = _grad(f, leaves, self.loss.hessian(f.detach(), batch[1], pushed), retain_graph=True)
-                results.append(torch.cat([g.reshape(-1) for g in back]))
-            return results
+        def push(v: Tensor) -> Tensor:
+            used = [(g, d) for g, d in zip(pulled, self._by_name(v).values(), strict=True) if g.requires_grad]
+            return _grad([g for g, _ in used], [u], [d for _, d in used], retain_graph=True)[0]
 
-        return product
+        return self._pulled_back(push, leaves, f, batch[1])
 
     def _gauss_newton_forward(self, batch: Batch) -> Callable[[Tensor], list[Tensor]]:
         leaves, f = self._graph(batch[0])
 
+        def push(v: Tensor) -> Tensor:
+            with torch.no_grad():
+                return torch.func.jvp(lambda p: self._outputs(p, batch[0]), (self.parameters,), (self._by_name(v),))[1]
+
+        return self._pulled_back(push, leaves, f, batch[1])
+
+    def _pulled_back(
+        self, push: Callable[[Tensor], Tensor], leaves: list[Tensor], f: Tensor, y: Tensor
+    ) -> Callable[[Tensor], list[Tensor]]:
+        """v -> J^T l'' J v, from `push`, v -> J v, and the graph of the outputs."""
+
         def product(vectors: Tensor) -> list[Tensor]:
             results = []
             for v in vectors:
-                with torch.no_grad():
-                    pushed = torch.func.jvp(
-                        lambda p: self._outputs(p, batch[0]), (self.parameters,), (self._by_name(v),)
-                    )[1]
-                back = _grad(f, leaves, self.loss.hessian(f.detach(), batch[1], pushed), retain_graph=True)
+                back = _grad(f, leaves, self.loss.hessian(f.detach(), y, push(v)), retain_graph=True)
                 results.append(torch.cat([g.reshape(-1) for g in back]))
             return results
 

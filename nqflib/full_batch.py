@@ -3,7 +3,7 @@
     outputs, form = layer_on(layer, x), form_on(layer, x)      # then outputs() equals layer(x), form() its form
 
 What does not depend on the weights is computed once, and weights are multiplied with each other before they meet the
-samples, so that a step of a convolution or an attention layer costs a third to a tenth of the plain forward pass.
+samples: a step of full-batch training then multiplies smaller matrices than the plain forward pass does.
 
     convolution   f = (sum_p phi(x_p K^T)) v               the patches x_p are cut once
     attention     f = sum_i softmax(X K_i Q_i^T x) X V_i   K_i Q_i^T x is formed before it meets the N tokens

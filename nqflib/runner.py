@@ -185,7 +185,7 @@ def inputs(page: str) -> list[Path]:
 
 
 def _code(notebook: str) -> str:
-    """The code of a text notebook, without options of cells and magics: jupytext takes a second to say the same."""
+    """The code of a text notebook, without options of cells and magics; loading jupytext would slow every build."""
     cells = re.findall(r"^```\{code-cell\}[^\n]*\n(?:---\n.*?^---\n)?(.*?)^```$", notebook, re.MULTILINE | re.DOTALL)
     lines = "\n".join(cells).splitlines()
     return "\n".join(line for line in lines if not line.lstrip().startswith(("%", "!", ":tags:")))
@@ -225,7 +225,7 @@ def _imported_modules(source: str, package: str) -> Iterable[Path]:
 
 
 def _statements(node: ast.AST) -> Iterable[ast.AST]:
-    """The statements below a node. Walking through expressions too takes ten times as long."""
+    """The statements below a node; expressions, most of a tree, hold no imports."""
     for field in ("body", "orelse", "finalbody", "handlers", "cases"):
         for child in getattr(node, field, ()):
             yield child
