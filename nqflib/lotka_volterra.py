@@ -22,7 +22,6 @@ array([0.5  , 0.125])
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -30,10 +29,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
-from scipy.integrate import ODEintWarning, odeint, solve_ivp
-from scipy.linalg import get_blas_funcs
+from scipy.integrate import solve_ivp
 
 from nqflib.arguments import Array, Competition, as_competition, as_rates, as_times, as_vector
+from nqflib.dense_flow import solve_dense
 
 
 class Rates(NamedTuple):
@@ -85,8 +84,8 @@ def flow(
     """Integrate dz_k/dt = z_k (r_k - sum_j C_kj z_j) in the variables x_k = ln z_k.
 
     In x an abundance of 1e-30 is as easy as one of 1, and a long wait costs a few steps. A diagonal
-    competition is solved in closed form, a dense one by LSODA and a sparse one by Radau, both with the
-    Jacobian -C diag(z).
+    competition is solved in closed form, a dense one by LSODA (`nqflib.dense_flow`) and a sparse one by
+    Radau, both with the Jacobian -C diag(z).
 
     Args:
         rates: (K,), r_k, at least one positive.
@@ -114,7 +113,7 @@ def flow(
     diagonal = coupling.diagonal()
     smallest = diagonal[diagonal > 0].min() if (diagonal > 0).any() else 1.0
     cap = max(float(np.log(np.abs(r).max() / smallest)), float(np.log(z0).max())) + 30
-    solve = _solve_sparse if sparse.issparse(coupling) else _solve_dense
+    solve = _solve_sparse if sparse.issparse(coupling) else solve_dense
     stops, position = np.unique(np.append(0.0, t), return_inverse=True)
     if stops.size == 1:
         return Trajectory(t, np.tile(np.log(z0), (t.size, 1)), 0)
@@ -122,31 +121,6 @@ def flow(
     if not np.isfinite(x).all():
         raise RuntimeError("the integrator returned numbers that are not finite")
     return Trajectory(t, x[position[1:]], evaluations)
-
-
-def _solve_dense(r: Array, c: Array, x0: Array, times: Array, cap: float, tolerance: float) -> tuple[Array, int]:
-    """Integrate dx/dt = r - C e^x by LSODA; x (T, K) and the number of right-hand sides."""
-    # A product with a symmetric matrix is bound by memory: reading one triangle takes 0.6 of the time.
-    symmetric = np.array_equal(c, c.T)
-    columns = np.asfortranarray(c)
-    symv: Any = get_blas_funcs("symv", dtype=np.float64)
-
-    def derivative(x: Array, _: float) -> Array:
-        z = np.exp(np.minimum(x, cap))
-        return r - (symv(1.0, columns, z, lower=1) if symmetric else c @ z)
-
-    def transposed_jacobian(x: Array, _: float) -> Array:
-        return c.T * -np.exp(np.minimum(x, cap))[:, None]
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ODEintWarning)  # raised as an error below
-        # The relative tolerance is as good as 0: an error of 1e-9 |ln z| in a mode that waits at 1e-30 would move
-        # its switch-on by 70 times the tolerance.
-        limits = {"rtol": 1e-13, "atol": tolerance, "mxstep": 1_000_000}
-        x, report = odeint(derivative, x0, times, Dfun=transposed_jacobian, col_deriv=True, full_output=True, **limits)
-    if report["message"] != "Integration successful.":
-        raise RuntimeError(f"LSODA stopped: {report['message']}")
-    return x, int(report["nfe"][-1])
 
 
 def _solve_sparse(
