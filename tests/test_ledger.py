@@ -170,10 +170,10 @@ def test_every_notebook_about_a_paper_has_its_claims_at_the_same_place():
     assert written <= {page.name for page in load_pages()}
 
 
-def test_rules_of_the_shipped_ledger_lie_two_spreads_from_what_is_recorded_as_spread():
-    """A rule narrower than four spreads can never be decided, so its claim must say that it expects no decision."""
+def test_rules_that_the_shipped_ledger_expects_to_hold_are_wide_enough_to_be_seen_to_hold():
+    """No value lies two spreads inside a rule narrower than four; two spreads outside of it one can lie."""
     for claim in load_claims().values():
-        if "laptop" in claim.expected and claim.expected["laptop"].verdict == "inconclusive":
+        if claim.expected["laptop"].verdict not in ("reproduced", "partly"):
             continue
         for check in claim.checks:
             width = check.rule.high - check.rule.low

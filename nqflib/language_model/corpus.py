@@ -116,6 +116,23 @@ def unigram_entropy(tokens: Tensor | NDArray[Any], vocabulary: int) -> float:
     return float(-(p * np.log(p)).sum())
 
 
+def pair_loss(corpus: Corpus) -> float:
+    """Held-out loss, in nats, of a table of pairs counted on the training stream: what one token of context can do.
+
+    -mean ln p(next | token) with p(b | a) = (n_ab + 1/2) / (n_a + V/2).
+    """
+    V, piece = corpus.vocabulary, 1 << 20
+    counts = np.zeros(V * V)
+    for start in range(0, len(corpus.train) - 1, piece):
+        length = min(piece, len(corpus.train) - 1 - start) + 1  # pieces share a token, so that no pair is lost
+        ids = corpus.train.gather(np.array([start]), length)[0]
+        counts += np.bincount(ids[:-1] * V + ids[1:], minlength=V * V)
+    table = counts.reshape(V, V) + 0.5
+    windows = corpus.held_out.numpy()
+    first, second = windows[:, :-1], windows[:, 1:]
+    return float(-np.mean(np.log(table[first, second] / table.sum(1)[first])))
+
+
 def load_corpus(
     source: Source,
     *,

@@ -2,7 +2,7 @@
 
 | preset        | parameters  | tokens | batches (windows) | text               | machine            |
 |---------------|-------------|--------|-------------------|--------------------|--------------------|
-| `smoke`       | 10,240      | 0.2 M  | 8, 32             | every 12th address | tests, 3 s         |
+| `smoke`       | 10,240      | 0.1 M  | 16, 32            | every 12th address | tests, 2 s         |
 | `laptop`      | 107,520     | 2.15 M | 4, 32, 128        | the shipped corpus | a core, 1 to 2 min |
 | `workstation` | 7,340,032   | 147 M  | 1, 16, 256        | FineWeb-Edu        | a GPU, hours       |
 | `paper`       | 167,772,160 | 3 G    | 1, 64, 1024       | FineWeb-Edu        | GPUs, days         |
@@ -81,9 +81,9 @@ def _smoke() -> Preset:
         name="smoke",
         size=Architecture(vocabulary=128, width=16, layers=2, heads=2, hidden=64, context=64),
         source=Shipped(every=12),
-        tokens=20 * 10_240,
-        sweep_tokens=4 * 10_240,
-        batches=(8, 32),
+        tokens=10 * 10_240,
+        sweep_tokens=2 * 10_240,
+        batches=(16, 32),
         base_rate=0.53,
         base_rates=(0.53, 1.06),
         rate_cap=128,

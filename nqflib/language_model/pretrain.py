@@ -193,18 +193,26 @@ class _State:
         return [self.adam.weights, self.adam.first_moment, self.adam.second_moment, *averaged, self.train_loss]
 
 
-def pretrain(run: Run, *, folder: Path | None = None, device: str = "auto", until: float = 1.0) -> Trained:
+def pretrain(
+    run: Run,
+    *,
+    folder: Path | None = None,
+    device: str = "auto",
+    until: float = 1.0,
+    corpus: Corpus | None = None,
+) -> Trained:
     """Train, or go on with, or read a run.
 
     Arguments: `folder` for tokens and runs (default: `cache_folder()`); `device`; `until`, the share of the run after
-    which to stop (the schedule is that of the whole). Under `torchrun` every process takes its share of each batch.
-    Raises `Diverged` for a loss that is not finite, `ValueError` if the processes do not divide the batch, and what
-    `load_corpus` and `load_checkpoint` raise; nothing stored is overwritten then.
+    which to stop (the schedule is that of the whole); `corpus`, `run.corpus(folder)` if it is open already. Under
+    `torchrun` every process takes its share of each batch. Raises `Diverged` for a loss that is not finite,
+    `ValueError` if the processes do not divide the batch, and what `load_corpus` and `load_checkpoint` raise; nothing
+    stored is overwritten then.
     """
     target = parallel.resolve_device(device)
     if run.batch % parallel.world_size():
         raise ValueError(f"batch must be a multiple of the {parallel.world_size()} processes, got {run.batch}")
-    corpus = run.corpus(folder)
+    corpus = corpus or run.corpus(folder)
     home = run_folder(run, corpus, target, folder)
     last = math.floor(until * run.steps + 1e-9)
     if not 1 <= last <= run.steps:

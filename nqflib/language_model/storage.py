@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 CACHE_VARIABLE = "NQF_CACHE"
 _CHECKOUT = Path(__file__).resolve().parent.parent.parent
@@ -49,6 +49,16 @@ def locked(folder: Path) -> Iterator[None]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(folder.name + ".lock")):
         yield
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether another process, or another part of this one, holds the lock of a folder at the moment."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder.with_name(folder.name + ".lock"), timeout=0):
+            return False
+    except Timeout:
+        return True
 
 
 def write_atomically(file: Path, content: bytes | memoryview) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from nqflib import data
 from nqflib.language_model import corpus as module
 from nqflib.language_model import fineweb
-from nqflib.language_model.corpus import OwnText, Shipped, load_corpus, split_documents, unigram_entropy
+from nqflib.language_model.corpus import OwnText, Shipped, load_corpus, pair_loss, split_documents, unigram_entropy
 from nqflib.language_model.fineweb import FineWeb
 from nqflib.language_model.shards import MANIFEST, ShardWriter, TokenStream, open_shards
 from nqflib.language_model.storage import DamagedFileError
@@ -96,6 +97,18 @@ def test_frequencies_count_the_training_stream_and_entropy_is_that_of_the_counts
     by_hand = -sum(n / len(stream) * math.log(n / len(stream)) for n in small.frequencies if n)
     assert unigram_entropy(stream, 128) == pytest.approx(by_hand, rel=1e-12)
     assert unigram_entropy(np.array([0, 1, 2, 3]), 4) == pytest.approx(math.log(4))
+
+
+def test_the_table_of_pairs_is_the_one_counted_by_hand(small):
+    stream = small.train.shards[0].tolist()
+    pairs = Counter(itertools.pairwise(stream))
+    firsts = Counter(stream[:-1])
+    losses = [
+        -math.log((pairs[a, b] + 0.5) / (firsts[a] + 64))
+        for window in small.held_out.tolist()
+        for a, b in itertools.pairwise(window)
+    ]
+    assert pair_loss(small) == pytest.approx(sum(losses) / len(losses), rel=1e-12)
 
 
 def test_tokens_stand_alone_for_digits_and_never_join_a_word_with_its_punctuation(small):

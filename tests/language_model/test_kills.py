@@ -17,6 +17,7 @@ from nqflib.language_model.corpus import load_corpus
 from nqflib.language_model.pretrain import pretrain
 
 KILLS = int(os.environ.get("NQF_KILLS", "3"))
+STEPS = 100 * KILLS  # enough for each kill to find the run going on
 CORPUS = {"vocabulary": 80, "context": 16, "held_out": 8}
 
 
@@ -115,16 +116,16 @@ from nqflib.language_model.pretrain import pretrain
 torch.set_num_threads(1)
 folder = Path(sys.argv[2])
 print("ready", flush=True)
-pretrain(small_run(OwnText((str(folder / "text.txt"),)), tokens=600 * 64), folder=folder / "killed")
+pretrain(small_run(OwnText((str(folder / "text.txt"),)), tokens=int(sys.argv[3]) * 64), folder=folder / "killed")
 """
 
 
 @pytest.mark.distributed
 def test_a_run_survives_real_kills_at_random_moments(tmp_path):
     text = write_text(tmp_path)
-    straight = pretrain(small_run(text, tokens=600 * 64), folder=tmp_path / "straight")
+    straight = pretrain(small_run(text, tokens=STEPS * 64), folder=tmp_path / "straight")
     random = np.random.default_rng(0)
-    command = [sys.executable, "-c", WORKER, str(Path(__file__).parent), str(tmp_path)]
+    command = [sys.executable, "-c", WORKER, str(Path(__file__).parent), str(tmp_path), str(STEPS)]
     killed = 0
     for _ in range(KILLS):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -134,8 +135,8 @@ def test_a_run_survives_real_kills_at_random_moments(tmp_path):
         process.send_signal(signal.SIGKILL)
         process.communicate()
         killed += process.returncode == -signal.SIGKILL
-    assert killed >= min(KILLS, 2), "the run must be long enough to be killed"
-    resumed = pretrain(small_run(text, tokens=600 * 64), folder=tmp_path / "killed")
-    expected, found = (contents(t.checkpoints[600].parent) for t in (straight, resumed))
+    assert killed >= (2 * KILLS + 2) // 3, f"the run must be long enough to be killed: it was {killed} times"
+    resumed = pretrain(small_run(text, tokens=STEPS * 64), folder=tmp_path / "killed")
+    expected, found = (contents(t.checkpoints[STEPS].parent) for t in (straight, resumed))
     assert {n: h for n, h in found.items() if not n.endswith(".new")} == expected
     assert np.array_equal(resumed.train_loss, straight.train_loss)

@@ -239,7 +239,7 @@ def test_the_command_line_trains_one_s_own_text_and_says_what_came_out(folder, c
     arguments = ["--preset", "smoke", "--batch", "8", "--text", str(file), "--folder", str(folder), "--until", "0.03"]
     assert command.main(arguments) == 0
     out = capsys.readouterr().out
-    assert "batch 8, cosine: at step 6 of 400, 3,072 tokens" in out
+    assert "batch 8, cosine: at step 6 of 200, 3,072 tokens" in out
     assert "characters of the text were replaced by plain ones: '’'" in out
     assert "unigram entropy" in out
 
