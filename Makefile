@@ -1,6 +1,6 @@
 # Two commands do everything: `make book` and `make test`. `make help` lists the rest.
 .DEFAULT_GOAL := help
-.PHONY: help setup book test serve figure verify bench lint pdf release clean lock
+.PHONY: help setup book test soak serve figure verify bench lint pdf release clean lock
 PY := .venv/bin/python
 SYSTEM_PYTHON ?= python3
 export TORCH TORCH_VERSION TORCH_INDEX PRESET
@@ -18,6 +18,9 @@ book: setup ## run what changed, build the site, say where to open it
 
 test: setup ## all tests, those in a real browser too
 	@$(PY) tools/chromium.py && $(PY) -m pytest -n $(CORES) --dist loadfile $(T)
+
+soak: setup ## twenty real kills each of pretraining and of Lanczos, every one resumed to the same bits
+	@NQF_KILLS=20 $(PY) -m pytest tests/language_model/test_kills.py tests/test_lanczos_resume.py
 
 serve: ## the built book at http://127.0.0.1:8000
 	@$(PY) -m http.server --bind 127.0.0.1 --directory _build/html $(or $(PORT),8000)
