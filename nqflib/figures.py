@@ -28,7 +28,8 @@ import io
 import math
 import numbers
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import matplotlib
@@ -94,8 +95,14 @@ def render(
     _check_alt(alt)
     _check_size(size)
     tables = {} if data is None else _csv_files(name, data)
-    svg_light, png = _draw(draw, name, "light", size)
-    svg_dark, _ = _draw(draw, name, "dark", size, with_png=False)
+    with _theme("light", name):
+        light = _drawn(draw, name, size)
+        svg_light = _svg(light, name)
+        png = _png(light, "light")
+    with _theme("dark", name):
+        dark = _drawn(draw, name, size)
+        _place_as(dark, light)
+        svg_dark = _svg(dark, name)
     figure = {
         "name": name,
         "alt": alt,
@@ -161,8 +168,9 @@ def pipe_table(header: Sequence[str], align: Sequence[str], rows: Sequence[Seque
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _draw(draw: Draw, name: str, theme: Theme, size: tuple[float, float], with_png: bool = True) -> tuple[str, str]:
-    """Run `draw` under a theme; return the SVG text and the PNG in base64 on an opaque background."""
+@contextmanager
+def _theme(theme: Theme, name: str) -> Iterator[None]:
+    """Our style for a figure of this name, with nothing of this machine's matplotlibrc."""
     settings: dict[Any, Any] = {
         **style(theme),
         # Outlines instead of text: a reader's machine may lack the font, and then labels would move.
@@ -171,28 +179,50 @@ def _draw(draw: Draw, name: str, theme: Theme, size: tuple[float, float], with_p
         "svg.hashsalt": name,  # ids from the name, not from a random salt: two runs are bitwise equal
     }
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # no matplotlibrc of this machine leaks into the book
+        matplotlib.rcdefaults()
         matplotlib.rcParams.update(settings)
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure)
-        if not (figure.axes or figure.artists or figure.texts or figure.lines or figure.subfigs):
-            raise ValueError(
-                f"draw of {name!r} drew nothing on the figure it was given; use figure.subplots(), not pyplot"
-            )
-        svg = io.StringIO()
-        FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None, "Creator": None})
-        if svg.tell() > LARGEST_SVG:
-            raise ValueError(
-                f"the SVG of {name!r} has {svg.tell() / 1e6:.1f} MB, more than "
-                f"{LARGEST_SVG / 1e6:.0f} MB; draw fewer marks or pass rasterized=True to them"
-            )
-        png = io.BytesIO()
-        if with_png:
-            figure.set_layout_engine("none")  # the SVG has set the layout; solving it again is slow
-            figure.set_facecolor(BACKGROUND[theme])
-            figure.set_dpi(200)
-            FigureCanvasAgg(figure).print_png(png, metadata={"Software": None})
-    return svg.getvalue(), base64.b64encode(png.getvalue()).decode("ascii")
+        yield
+
+
+def _drawn(draw: Draw, name: str, size: tuple[float, float]) -> Figure:
+    figure = Figure(figsize=size, layout="constrained")
+    draw(figure)
+    if not (figure.axes or figure.artists or figure.texts or figure.lines or figure.subfigs):
+        raise ValueError(f"draw of {name!r} drew nothing on the figure it was given; use figure.subplots(), not pyplot")
+    return figure
+
+
+def _place_as(figure: Figure, placed: Figure) -> None:
+    """Give the axes and titles of a figure the places they have in another drawing of it, which spares the layout."""
+    if figure.subfigs or figure.legends or len(figure.axes) != len(placed.axes):
+        return
+    figure.set_layout_engine("none")
+    for axes, there in zip(figure.axes, placed.axes, strict=True):
+        axes.set_position(there.get_position(original=True))
+    for text, there in zip(figure.texts, placed.texts, strict=False):
+        text.set_position(there.get_position())
+
+
+def _svg(figure: Figure, name: str) -> str:
+    """A figure as SVG text; afterwards its layout stays as it is."""
+    svg = io.StringIO()
+    FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None, "Creator": None})
+    if svg.tell() > LARGEST_SVG:
+        raise ValueError(
+            f"the SVG of {name!r} has {svg.tell() / 1e6:.1f} MB, more than "
+            f"{LARGEST_SVG / 1e6:.0f} MB; draw fewer marks or pass rasterized=True to them"
+        )
+    figure.set_layout_engine("none")  # solving it again is half of the time of a drawing
+    return svg.getvalue()
+
+
+def _png(figure: Figure, theme: Theme) -> str:
+    """A figure as PNG in base64, on an opaque background."""
+    png = io.BytesIO()
+    figure.set_facecolor(BACKGROUND[theme])
+    figure.set_dpi(200)
+    FigureCanvasAgg(figure).print_png(png, metadata={"Software": None})
+    return base64.b64encode(png.getvalue()).decode("ascii")
 
 
 def _check_name(name: str) -> None:

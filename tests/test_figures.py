@@ -100,6 +100,22 @@ def test_draw_is_called_once_for_each_theme_and_its_errors_pass():
         render(broken, "a-line", alt=ALT)
 
 
+def test_the_dark_drawing_is_laid_out_as_it_would_be_by_itself(monkeypatch):
+    def draw(figure):
+        panels = figure.subplots(2, 2, sharex=True)
+        panels[0, 0].plot([1, 2, 1000], [1, 3, 1e5])
+        panels[0, 0].set(yscale="log", ylabel="loss")
+        figure.colorbar(panels[0, 1].imshow(np.eye(3)), ax=panels[:, 1], label="entry")
+        panels[1, 0].set_aspect("equal")
+        figure.suptitle("A title above")
+        figure.supxlabel("time")
+
+    alt = "Four panels with a colour bar and two titles."
+    placed = figures.render(draw, "places", alt=alt)
+    monkeypatch.setattr(figures, "_place_as", lambda *_: None)
+    assert figures.render(draw, "places", alt=alt) == placed
+
+
 def test_a_draw_that_leaves_the_figure_empty_is_refused():
     def beside(figure):
         matplotlib.figure.Figure().subplots()
