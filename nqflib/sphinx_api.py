@@ -10,7 +10,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from numpy.typing import ArrayLike
 from sphinx.application import Sphinx
+from sphinx.util.typing import stringify_annotation
+
+from nqflib.arguments import Array
 
 _SECTION = re.compile(r"(Args|Returns|Raises|Yields|Attributes|Example|Examples|Environment):$")
 _BEFORE_NAPOLEON = 400
@@ -23,7 +27,10 @@ def escape(line: str) -> str:
         parts = ["".join(parts)]
     for i, part in enumerate(parts):
         if i % 2:
-            parts[i] = f"``{part}``"
+            glued = re.match(
+                r"[^\s.,;:!?)\]}'\"/-]", parts[i + 1]
+            )  # `scale`^2: a literal must end before a blank or a stop
+            parts[i] = f"``{part}``" + ("\\ " if glued else "")
         else:
             part = re.sub(r"([\\*|])", r"\\\1", part)
             parts[i] = re.sub(r"(?<=\w)_(?!\w)", r"\\_", part)
@@ -46,12 +53,28 @@ def to_rst(lines: list[str]) -> list[str]:
 
 
 def _process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = to_rst(lines)
+    lines[:] = [] if re.match("Alias for field number", "".join(lines)) else to_rst(lines)
+
+
+def _shorten(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Handler of `autodoc-process-signature`: types of NumPy by the names that the code gives them."""
+    return signature and name_types(signature), returned and name_types(returned)
+
+
+def name_types(signature: str) -> str:
+    """A signature with `ArrayLike` and `Array` where Sphinx wrote out what they stand for, which is a line long."""
+    for alias, written in (("ArrayLike", ArrayLike), ("Array", Array)):
+        signature = signature.replace(stringify_annotation(written, "smart"), alias)
+    return signature
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the conversion ahead of napoleon."""
     app.setup_extension("sphinx.ext.autodoc")
     app.connect("autodoc-process-docstring", _process, priority=_BEFORE_NAPOLEON)
+    app.connect("autodoc-process-signature", _shorten)
     app.setup_extension("sphinx.ext.napoleon")
+    app.setup_extension("sphinx.ext.autosummary")
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -7,6 +7,7 @@ numbered figure (both themes, alternative text, caption, downloads, where the nu
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -56,7 +57,7 @@ def _figure(renderer: Any, data: Any) -> nodes.figure:
     # The theme hides a caption that is a sibling of an only-dark image, so the pair has its own box.
     box = nodes.container(classes=["nqf-themes"])
     box += [nodes.image(uri=uris[file], alt=content["alt"], classes=[theme]) for theme, file in themes]
-    figure = nodes.figure("", box, classes=["nqf-figure"])
+    figure = nodes.figure("", *_explorer(content), box, classes=["nqf-figure"])
     # Where the figure belongs if anything complains about it; labels and warnings need both.
     figure.source, figure.line = renderer.source, data.line
     legend = _caption(renderer, data, name, figure)
@@ -65,6 +66,15 @@ def _figure(renderer: Any, data: Any) -> nodes.figure:
     figure["names"].append(nodes.fully_normalize_name(name))
     renderer.renderer.document.note_explicit_target(figure, figure)
     return figure
+
+
+def _explorer(content: Mapping[str, Any]) -> list[nodes.Node]:
+    """The numbers of a figure with sliders, for the script of the site that draws them."""
+    if "explorer" not in content:
+        return []
+    numbers = json.dumps(content["explorer"], ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
+    script = f'<script type="application/json">{numbers}</script>'
+    return [nodes.raw("", f'<div class="nqf-explorer">{script}</div>', format="html")]
 
 
 def _caption(renderer: Any, data: Any, name: str, figure: nodes.figure) -> list[nodes.Node]:

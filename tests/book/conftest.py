@@ -9,7 +9,7 @@ import threading
 
 import chromium
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from nqflib import runner, site
 
@@ -31,10 +31,15 @@ def source(shared):
     with FileLock(shared / "source.lock"):
         if not (source / "_toc.yml").exists():
             site.write_table_of_contents()
-            shutil.copytree(site.BOOK, source, ignore=shutil.ignore_patterns("notebooks", "_toc.yml"))
-            for page in runner.pages():
-                runner.run_notebook(page, {"preset": "smoke"}, source / "notebooks" / f"{page}.ipynb")
-            shutil.copy(site.TOC, source)
+            shutil.copytree(site.BOOK, source, ignore=shutil.ignore_patterns("notebooks"))
+    # Workers share the notebooks between them: first those that nobody has in hand, then wait for the others.
+    for timeout in (0, -1):
+        for page in runner.pages():
+            executed = source / "notebooks" / f"{page}.ipynb"
+            executed.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(Timeout), FileLock(f"{executed}.lock", timeout=timeout):
+                if not executed.exists():
+                    runner.run_notebook(page, {"preset": "smoke"}, executed)
     return source
 
 
