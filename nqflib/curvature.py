@@ -184,50 +184,35 @@ class Curvature:
         model: Any = self.model
         f, jvp, vjp = model.linearize(self.parameters | self.frozen, batch[0])
         still = {name: torch.zeros_like(p) for name, p in self.frozen.items()}
+        return self._through((f, lambda v: jvp(v | still), vjp), batch[1])
+
+    def _through(self, linearized: Any, y: Tensor) -> Callable[[Tensor], list[Tensor]]:
+        """v -> J^T l'' J v from the outputs, v -> J v and u -> J^T u."""
+        f, jvp, vjp = linearized
 
         def product(vectors: Tensor) -> list[Tensor]:
             results = []
             for v in vectors:
-                pulled = vjp(self.loss.hessian(f, batch[1], jvp(self._by_name(v) | still)))
+                pulled = vjp(self.loss.hessian(f, y, jvp(self._by_name(v))))
                 results.append(torch.cat([pulled[name].reshape(-1) for name in self.shapes]))
             return results
 
         return product
 
     def _gauss_newton_reverse(self, batch: Batch) -> Callable[[Tensor], list[Tensor]]:
-        leaves, f = self._graph(batch[0])
-        # J v by reverse mode alone: J^T u is linear in u, and its derivative in u along v is J v.
-        u = torch.zeros_like(f, requires_grad=True)
-        pulled = _grad(f, leaves, u, create_graph=True)
-
-        def push(v: Tensor) -> Tensor:
-            used = [(g, d) for g, d in zip(pulled, self._by_name(v).values(), strict=True) if g.requires_grad]
-            return _grad([g for g, _ in used], [u], [d for _, d in used], retain_graph=True)[0]
-
-        return self._pulled_back(push, leaves, f, batch[1])
+        return self._through(linearize(lambda p: self._outputs(p, batch[0]), self.parameters), batch[1])
 
     def _gauss_newton_forward(self, batch: Batch) -> Callable[[Tensor], list[Tensor]]:
         leaves, f = self._graph(batch[0])
 
-        def push(v: Tensor) -> Tensor:
+        def push(v: Parameters) -> Tensor:
             with torch.no_grad():
-                return torch.func.jvp(lambda p: self._outputs(p, batch[0]), (self.parameters,), (self._by_name(v),))[1]
+                return torch.func.jvp(lambda p: self._outputs(p, batch[0]), (self.parameters,), (v,))[1]
 
-        return self._pulled_back(push, leaves, f, batch[1])
+        def pull(u: Tensor) -> Parameters:
+            return dict(zip(self.shapes, _grad(f, leaves, u, retain_graph=True), strict=True))
 
-    def _pulled_back(
-        self, push: Callable[[Tensor], Tensor], leaves: list[Tensor], f: Tensor, y: Tensor
-    ) -> Callable[[Tensor], list[Tensor]]:
-        """v -> J^T l'' J v, from `push`, v -> J v, and the graph of the outputs."""
-
-        def product(vectors: Tensor) -> list[Tensor]:
-            results = []
-            for v in vectors:
-                back = _grad(f, leaves, self.loss.hessian(f.detach(), y, push(v)), retain_graph=True)
-                results.append(torch.cat([g.reshape(-1) for g in back]))
-            return results
-
-        return product
+        return self._through((f.detach(), push, pull), batch[1])
 
     def _hessian_reverse(self, batch: Batch) -> Callable[[Tensor], list[Tensor]]:
         leaves, f = self._graph(batch[0])
@@ -328,6 +313,29 @@ class Curvature:
             of(batch)(rows)[0].sum().item()
             self.trial[way] = time.perf_counter() - begin
         return "reverse" if self.trial["reverse"] <= self.trial["forward"] else "forward"
+
+
+def linearize(
+    outputs: Callable[[Parameters], Tensor], parameters: Parameters
+) -> tuple[Tensor, Callable[[Parameters], Tensor], Callable[[Tensor], Parameters]]:
+    """f(theta) of any differentiable function, v -> J v and u -> J^T u, v and J^T u by name; reverse mode alone.
+
+    J^T u is linear in u, and its derivative in u along v is J v. The graph serves any number of products.
+    """
+    leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
+    with torch.enable_grad():
+        f = outputs(leaves)
+    u = torch.zeros_like(f, requires_grad=True)
+    pulled = dict(zip(leaves, _grad(f, list(leaves.values()), u, create_graph=True), strict=True))
+
+    def jvp(v: Parameters) -> Tensor:
+        used = [(g, v[name]) for name, g in pulled.items() if g.requires_grad]
+        return _grad([g for g, _ in used], [u], [d for _, d in used], retain_graph=True)[0]
+
+    def vjp(w: Tensor) -> Parameters:
+        return dict(zip(leaves, _grad(f, list(leaves.values()), w, retain_graph=True), strict=True))
+
+    return f.detach(), jvp, vjp
 
 
 class _Sum:

@@ -88,6 +88,30 @@ class Adam:
         torch.div(self.post, scale, out=scale)
         self.weights.addcmul_(self.first_moment, scale, value=-rate / (1 - BETA1**self.step))
 
+    def stale_update(self, gradient: Tensor, rate: float) -> None:
+        """The same, but w moves with the nu^ of the step before: what this gradient adds to nu comes a step late."""
+        P = self.post / (self.corrected_second_moment().sqrt() + EPS)
+        weights = self.weights.clone()
+        self.update(gradient, rate)
+        self.weights.copy_(weights).addcmul_(self.first_moment, P, value=-rate / (1 - BETA1**self.step))
+
+    def frozen_update(self, gradient: Tensor, rate: float) -> None:
+        """The same with a nu^ that only ever sees this gradient: b_t nu^ + (1 - b_t) (pre g)^2, then forgotten."""
+        b2 = beta2(self.step + 1)
+        scaled = self.pre * gradient
+        nu = b2 * self.corrected_second_moment() + (1 - b2) * scaled.square()
+        self._momentum_update(scaled, rate, nu)
+
+    def momentum_update(self, gradient: Tensor, rate: float) -> None:
+        """The same with nu^ as it stands: gradient descent with averaged momentum and a fixed preconditioner."""
+        self._momentum_update(self.pre * gradient, rate, self.corrected_second_moment())
+
+    def _momentum_update(self, scaled: Tensor, rate: float, second_moment: Tensor) -> None:
+        self.step += 1
+        self.first_moment.lerp_(scaled, 1 - BETA1)
+        P = self.post / (second_moment.sqrt() + EPS)
+        self.weights.addcmul_(self.first_moment, P, value=-rate / (1 - BETA1**self.step))
+
     def corrected_second_moment(self) -> Tensor:
         """nu^ = nu / (1 - b_1 ... b_t)."""
         return self.second_moment / (1 - self.beta2_product)
