@@ -1,0 +1,128 @@
+"""Spectra of a checkpoint against the dense preconditioned matrix, and results that are read instead of computed."""
+
+import numpy as np
+import pytest
+import torch
+from small_runs import small_run, write_text
+from torch.func import functional_call
+
+from nqflib.language_model import spectra
+from nqflib.language_model.optimizer import EPS
+from nqflib.language_model.pretrain import pretrain
+from nqflib.language_model.spectra import curvature_at, lanczos_at, preconditioner
+from nqflib.language_model.storage import DamagedFileError
+from nqflib.language_model.transformer import Transformer, flatten, next_token_loss, unflatten
+from nqflib.quadrature import gauss
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("spectra")
+    run = small_run(write_text(folder), precision="float64")
+    result = pretrain(run, folder=folder)
+    return folder, run, result, result.checkpoint(0.9)
+
+
+def spectrum(trained, **changes):
+    folder, run, result, checkpoint = trained
+    return lanczos_at(
+        run, checkpoint, corpus=result.corpus, **({"folder": folder, "tokens": 64, "depth": 30} | changes)
+    )
+
+
+def hessian_rows(trained, tokens, vectors):
+    """H v for rows v (k, n), and the gradient, of the mean loss at the averaged weights, by autograd."""
+    _, run, result, checkpoint = trained
+    model = Transformer(run.size, dtype=torch.float64)
+    theta = flatten(checkpoint.average(0.04).weights).clone().requires_grad_()
+    windows = result.corpus.batch(checkpoint.step, tokens // run.size.context, run.seed)
+    loss = next_token_loss(lambda x: functional_call(model, unflatten(theta, model), (x,)), windows)
+    (gradient,) = torch.autograd.grad(loss, theta, create_graph=True)
+    vectors = torch.eye(len(theta), dtype=torch.float64) if vectors is None else vectors
+    rows = [torch.autograd.grad(gradient, theta, part, is_grads_batched=True, retain_graph=True)[0]
+            for part in vectors.split(128)]  # fmt: skip
+    return torch.cat(rows), gradient.detach()
+
+
+def test_the_operator_is_the_dense_preconditioned_hessian(trained):
+    _, run, _, checkpoint = trained
+    H, gradient = hessian_rows(trained, 16, None)
+    P, cap = preconditioner(run, checkpoint, "adam", 0.95)
+    wanted = torch.linalg.eigvalsh(P.sqrt()[:, None] * H * P.sqrt())
+    found = spectrum(trained, matrix="hessian", tokens=16, depth=120, starts=2)
+    assert (found.size, found.cap) == (len(H), cap)
+    assert found.gradient_square == pytest.approx((P * gradient**2).sum().item(), rel=1e-10)
+    for alphas, betas in [*found.runs, found.gradient_run]:
+        nodes = gauss(alphas, betas).nodes
+        np.testing.assert_allclose(nodes[-8:], wanted[-8:], rtol=1e-9)
+        np.testing.assert_allclose(nodes[:2], wanted[:2], rtol=1e-6)
+    assert found.orthogonality < 1e-12
+
+
+def test_products_see_the_windows_that_follow_the_checkpoint(trained):
+    _, run, result, checkpoint = trained
+    curvature = curvature_at(run, checkpoint, result.corpus, 64)
+    v = torch.randn(2, curvature.n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    products, gradient = hessian_rows(trained, 64, v)
+    torch.testing.assert_close(curvature.hessian(v), products, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(curvature.gradient(), gradient, rtol=1e-9, atol=1e-12)
+
+
+def test_the_preconditioner_is_that_of_adam_and_its_cap_a_quantile(trained):
+    _, run, _, checkpoint = trained
+    P, cap = preconditioner(run, checkpoint, "adam", None)
+    factors = Transformer(run.size).factors()
+    start, expected = checkpoint.average(0.04), []
+    for name, nu in start.second_moment.items():
+        expected.append((factors[name].pre * factors[name].post / (nu.sqrt() + EPS)).flatten())
+    torch.testing.assert_close(P, torch.cat(expected), rtol=1e-12, atol=0)
+    assert cap == float("inf")
+    lower, at = preconditioner(run, checkpoint, "adam", 0.9)
+    assert (at > P).sum() < 0.9 * len(P) <= (at >= P).sum()
+    torch.testing.assert_close(lower, P.clamp(max=at))
+    raw, cap = preconditioner(run, checkpoint, "raw", 0.9)
+    assert set(raw.tolist()) == {factors[name].pre * factors[name].post for name in start.weights}
+    assert cap == float("inf")
+
+
+def test_masses_of_ritz_vectors_sum_to_one_and_name_every_parameter(trained):
+    found = spectrum(trained)
+    assert found.names == list(trained[3].weights)
+    assert found.masses.shape == (30, len(found.names))
+    np.testing.assert_allclose(found.masses.sum(1), 1, rtol=1e-10)
+
+
+def test_a_spectrum_is_computed_once_and_read_afterwards(trained, monkeypatch):
+    first = spectrum(trained, matrix="gauss_newton", starts=2, seed=3)
+    monkeypatch.setattr(spectra, "lockstep", lambda *_, **__: pytest.fail("it was computed again"))
+    again = spectrum(trained, matrix="gauss_newton", starts=2, seed=3)
+    for one, two in zip([*first.runs, first.gradient_run], [*again.runs, again.gradient_run], strict=True):
+        np.testing.assert_array_equal(one, two)
+    np.testing.assert_array_equal(first.masses, again.masses)
+    assert (first.gradient_square, first.size, first.names, first.cap, first.orthogonality) == (
+        again.gradient_square, again.size, again.names, again.cap, again.orthogonality,
+    )  # fmt: skip
+    for changes in ({"seed": 4}, {"tokens": 128}, {"geometry": "raw"}, {"cap": None}, {"depth": 31}):
+        with pytest.raises(pytest.fail.Exception, match="computed again"):
+            spectrum(trained, **({"matrix": "gauss_newton", "starts": 2, "seed": 3} | changes))
+
+
+def test_a_damaged_result_is_named(trained, tmp_path):
+    spectrum(trained, folder=tmp_path)
+    (file,) = (tmp_path / "spectra").glob("*.npz")
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(DamagedFileError, match=f"{file.name} is damaged"):
+        spectrum(trained, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"matrix": "fisher"}, "matrix must be one of gauss_newton, hessian, got 'fisher'"),
+        ({"geometry": "sgd"}, "geometry must be one of adam, raw"),
+        ({"tokens": 3}, "tokens must be 16 or more"),
+    ],
+)
+def test_wrong_options_are_refused(trained, changes, message):
+    with pytest.raises(ValueError, match=message):
+        spectrum(trained, **changes)
