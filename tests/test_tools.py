@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import bench
 import bootstrap
 import chromium
 import lint
@@ -111,3 +112,21 @@ def test_make_help_lists_every_target_of_the_readme():
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for target in ("book", "test", "serve", "figure", "verify", "bench", "lint", "clean", "help"):
         assert f"make {target} " in shown
+
+
+def test_bench_refuses_an_unknown_benchmark_with_the_names_there_are():
+    result = subprocess.run([sys.executable, "tools/bench.py", "speed"], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stdout.startswith("there is no benchmark speed; there are ")
+    assert "lotka_volterra, moments" in result.stdout
+
+
+def test_bench_records_machine_and_versions_above_the_output(tmp_path, monkeypatch):
+    script = tmp_path / "quick.py"
+    script.write_text("import os\nprint('threads', os.environ['OMP_NUM_THREADS'])\nraise SystemExit(3)\n")
+    monkeypatch.setattr(bench, "RECORDS", tmp_path / "records")
+    assert not bench.run(script, record=True)
+    first, second, empty, output = (tmp_path / "records" / "quick.txt").read_text().splitlines()
+    assert "one thread; 20" in first
+    assert second.startswith(f"Python {sys.version.split()[0]}, torch ")
+    assert (empty, output) == ("", "threads 1")
