@@ -1,4 +1,4 @@
-"""What a tridiagonal matrix says about a spectrum: Gauss and Gauss-Radau rules, ranks with bands, exponents.
+"""What a tridiagonal matrix says about a spectrum: Gauss and Gauss-Radau rules, ranks with bands, densities.
 
 m steps of Lanczos on a symmetric matrix C with start v give T = tridiag(alphas, betas). With C q_i = lambda_i q_i,
 
@@ -9,7 +9,7 @@ measure *of the start*: for a Gaussian start N mu(above lambda) counts eigenvalu
 depth removes; for the gradient |g|^2 mu is the gradient's energy in the eigenbasis.
 
 `alphas` (m,) is the diagonal and `betas` (m,) the off-diagonal followed by the length of the residual vector, which the
-bounds need. Only NumPy and SciPy are used.
+bounds need. Only NumPy and SciPy are used. Exponents are in `nqflib.tails`.
 
     >>> rule = gauss([2.0, 2.0], [1.0, 0.0])
     >>> rule.nodes.round(12).tolist(), rule.weights.round(12).tolist()
@@ -27,10 +27,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.linalg import eigh_tridiagonal
-from scipy.special import stdtrit
 
 from nqflib.arguments import Array, as_vector
-from nqflib.power_laws import PowerLawFit, fit_power_law, local_exponents
 
 LOCKED = 1e-6  # residual over |theta| below which a Ritz value counts as an eigenvalue
 _ROUNDING = 1e-13  # of T's entries and of sums of weights, beside which bounds would have no width
@@ -86,24 +84,6 @@ class RankCurve:
         """The bounds, widened by so many standard deviations of the sampling, within [0, N]."""
         wide = deviations * self.sampling
         return np.maximum(self.lower - wide, 0), np.minimum(self.upper + wide, self.size)
-
-
-class TailFit(NamedTuple):
-    """lambda_r ~ r^-exponent in a window of ranks."""
-
-    exponent: float
-    interval: tuple[float, float]  # confidence interval by the jackknife over blocks of the window
-    fit: PowerLawFit
-    ranks: Array  # (n,) middle of each sliding window
-    slopes: Array  # (n,) exponent in each; empty where the window holds less than one of them
-
-
-class SourceCurve(NamedTuple):
-    """Energy of the gradient per eigenvalue, over twice the eigenvalue, in bands of eigenvalues; arrays (B,)."""
-
-    ranks: Array
-    eigenvalues: Array
-    terms: Array  # g_r^2 / (2 lambda_r)
 
 
 # ---------------------------------------------------------------------------------------- rules
@@ -276,79 +256,7 @@ def node_ranks(rule: Rule, size: int, *, tolerance: float = LOCKED) -> tuple[Arr
     return np.sqrt(edges[:-1] * edges[1:]), rule.nodes[::-1].copy()
 
 
-# ------------------------------------------------------------------------------------ exponents
-
-
-def tail_exponent(
-    ranks: ArrayLike,
-    eigenvalues: ArrayLike,
-    window: tuple[float, float],
-    *,
-    factor: float = 10.0,
-    points: int | None = None,
-    blocks: int = 10,
-    confidence: float = 0.95,
-) -> TailFit:
-    """Fit lambda_r ~ r^-alpha between two ranks, with a confidence interval and the slopes of sliding windows.
-
-    Args:
-        ranks, eigenvalues: (n,) each; points with a nonpositive eigenvalue or a repeated rank are left out.
-        window: (r1, r2), first and last rank of the fit.
-        factor: ratio of the ends of each sliding window.
-        points: resample evenly in ln r, which nodes of a quadrature, dense at the head, call for.
-        blocks: of the jackknife.
-        confidence: of the interval, by Student's t with blocks - 1 degrees of freedom.
-    """
-    r = as_vector("ranks", ranks)
-    values = as_vector("eigenvalues", eigenvalues, r.size)
-    order = np.argsort(r, kind="stable")
-    r, values = r[order], values[order]
-    keep = (values > 0) & (r > 0)
-    keep[1:] &= np.diff(r) > 0
-    r, values = r[keep], values[keep]
-    if r.size < 3 or not r[0] <= window[0] < window[1] <= r[-1]:
-        raise ValueError(
-            f"window must lie within the ranks of positive eigenvalues, {r[[0, -1]] if r.size else 'none'}"
-        )
-    fit = fit_power_law(r, values, window=window, points=points, blocks=blocks)
-    wide = float(stdtrit(blocks - 1, (1 + confidence) / 2)) * fit.uncertainty
-    slopes = (np.empty(0), np.empty(0))
-    if window[1] / window[0] > factor * (1 + 1e-9):
-        slopes = local_exponents(r, values, factor=factor, window=window)
-    return TailFit(fit.exponent, (fit.exponent - wide, fit.exponent + wide), fit, *slopes)
-
-
-def source_curve(
-    gradient: Run, gradient_norm: float, curve: RankCurve, window: tuple[float, float], *, bands: int = 30
-) -> SourceCurve:
-    """Return g_r^2 / (2 lambda_r) against the rank r, in bands of positive eigenvalues.
-
-    In each band it is (energy of the gradient) / (number of eigenvalues) / (2 lambda), from the measure of the run that
-    started at the gradient and from the rank curve of random starts; lambda is the geometric middle of the band. Its
-    slope, by `nqflib.power_laws.fit_power_law`, is minus the source exponent. The recipe is ours: the paper's code for
-    this curve is not public.
-
-    Args:
-        gradient: (alphas, betas) of the run whose start was the (preconditioned) gradient.
-        gradient_norm: |g|.
-        curve: of the same operator.
-        window: first and last rank.
-        bands: number of bands, even in ln lambda; those without a rank or without energy are left out.
-    """
-    positive = curve.values > 0
-    values, ranks = curve.values[positive], curve.ranks[positive]
-    if not (values.size > 1 and ranks[-1] <= window[0] < window[1] <= ranks[0]):
-        raise ValueError(f"window must lie within the ranks of positive eigenvalues, got {window}")
-    ends = np.interp([-window[1], -window[0]], -ranks, values)
-    edges = np.geomspace(ends[0], ends[1], bands + 1)
-    energy = gradient_norm**2 * measure_band(*gradient, edges).middle
-    at_edges = np.interp(edges, values, ranks)
-    count, held = -np.diff(at_edges), -np.diff(energy)
-    middle = np.sqrt(edges[:-1] * edges[1:])
-    keep = (count > 0) & (held > 0)
-    index = np.sqrt((at_edges[:-1] + 0.5) * (at_edges[1:] + 0.5))
-    terms = held[keep] / count[keep] / (2 * middle[keep])
-    return SourceCurve(index[keep][::-1], middle[keep][::-1], terms[::-1])
+# -------------------------------------------------------------------------------------- density
 
 
 def density(rules: Sequence[Rule], values: ArrayLike, width: float, *, decades: bool = False) -> Array:

@@ -11,7 +11,8 @@ from scipy.fft import dct, idct
 import nqflib.lanczos
 from nqflib.lanczos import Basis, Stop, lanczos, lockstep, random_starts
 from nqflib.lanczos.basis import dot, gram, norm
-from nqflib.quadrature import gauss, measure_band, rank_curve, symlog_values, tail_exponent
+from nqflib.quadrature import gauss, measure_band, rank_curve, symlog_values
+from nqflib.tails import tail
 
 N, DEPTH = 20_000, 300
 
@@ -178,7 +179,7 @@ def test_a_basis_of_half_width_leaves_the_tail_exponent_alone():
     for format in (torch.float32, torch.bfloat16, torch.float16):
         run = lanczos(spread_out(torch.float32), start(dtype=torch.float32), 80, basis_dtype=format)
         curve = rank_curve([(run.alphas, run.betas)], N, np.geomspace(1e-4, 11.5, 80))
-        exponents.append(tail_exponent(curve.ranks, curve.values, (50, 5000), points=60).exponent)
+        exponents.append(tail(curve, (50, 5000)).exponent)
     assert np.ptp(exponents) < 0.02
     assert exponents[0] == pytest.approx(1, abs=0.15)
 

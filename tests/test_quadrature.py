@@ -185,35 +185,6 @@ def test_node_ranks_of_a_fully_resolved_spectrum_are_whole_numbers_within_a_sixt
     np.testing.assert_allclose(ranks, np.arange(1, 31), atol=0.14)
 
 
-def test_the_tail_exponent_of_the_power_law_is_recovered_and_its_interval_tells_how_well(eight_starts):
-    _, _, runs = eight_starts
-    curve = q.rank_curve(runs, 4000)
-    fit = q.tail_exponent(curve.ranks, curve.values, (30, 1000), points=100)
-    assert fit.exponent == pytest.approx(1, abs=0.05)
-    assert fit.interval[0] < fit.exponent < fit.interval[1] < 1.2
-    assert fit.slopes.size == 50
-    assert fit.ranks[0] == pytest.approx(30 * np.sqrt(10), rel=1e-6)
-    r = np.arange(1.0, 1001)
-    exact = q.tail_exponent(r, 5 * r**-0.65, (10, 900))
-    assert exact.exponent == pytest.approx(0.65, abs=1e-12)
-    assert exact.interval == pytest.approx((0.65, 0.65), abs=1e-10)
-
-
-def test_the_source_curve_of_a_known_gradient_has_its_exponent():
-    i = np.arange(1.0, 3001)
-    eigenvalues = i**-1.0
-    gradient = np.sqrt(2 * eigenvalues * i**-0.5)  # g^2 / (2 lambda) = i^-0.5
-    run = lanczos(eigenvalues, gradient, 80)
-    generator = np.random.default_rng(4)
-    runs = [lanczos(eigenvalues, generator.standard_normal(3000), 80) for _ in range(6)]
-    curve = q.rank_curve(runs, 3000, np.geomspace(2e-4, 1.1, 150))
-    found = q.source_curve(run, float(np.linalg.norm(gradient)), curve, (15, 800), bands=12)
-    assert found.ranks.size == 12
-    slope = np.polyfit(np.log(found.ranks), np.log(found.terms), 1)[0]
-    assert slope == pytest.approx(-0.5, abs=0.08)
-    np.testing.assert_allclose(found.terms, found.ranks**-0.5, rtol=0.3)
-
-
 def test_the_density_integrates_to_one_and_that_per_decade_to_the_positive_mass(eight_starts):
     rules = [q.gauss(*run) for run in eight_starts[2][:3]]
     x = np.linspace(-3, 14, 40_001)
@@ -238,7 +209,6 @@ def test_the_density_integrates_to_one_and_that_per_decade_to_the_positive_mass(
         (lambda: q.rank_curve([([1.0, 2.0], [1.0, 1.0])], 1), "size must be the dimension"),
         (lambda: q.symlog_values(2.0, 1.0), "low < high"),
         (lambda: q.density([], [1.0], 0.1), "rules must not be empty"),
-        (lambda: q.tail_exponent([1.0, 2.0, 3.0], [3.0, 2.0, 1.0], (1, 9)), "window must lie within the ranks"),
     ],
 )
 def test_bad_input_is_refused_by_name(call, message):

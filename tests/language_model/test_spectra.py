@@ -9,7 +9,7 @@ from torch.func import functional_call
 from nqflib.language_model import spectra
 from nqflib.language_model.optimizer import EPS
 from nqflib.language_model.pretrain import pretrain
-from nqflib.language_model.spectra import curvature_at, lanczos_at, preconditioner
+from nqflib.language_model.spectra import Cell, curvature_at, lanczos_all, lanczos_at, preconditioner, untrained
 from nqflib.language_model.storage import DamagedFileError
 from nqflib.language_model.transformer import Transformer, flatten, next_token_loss, unflatten
 from nqflib.quadrature import gauss
@@ -24,10 +24,9 @@ def trained(tmp_path_factory):
 
 
 def spectrum(trained, **changes):
-    folder, run, result, checkpoint = trained
-    return lanczos_at(
-        run, checkpoint, corpus=result.corpus, **({"folder": folder, "tokens": 64, "depth": 30} | changes)
-    )
+    home, run, result, checkpoint = trained
+    folder = changes.pop("folder", home)
+    return lanczos_at(Cell(run, checkpoint, result.corpus, **({"tokens": 64, "depth": 30} | changes)), folder)
 
 
 def hessian_rows(trained, tokens, vectors):
@@ -90,6 +89,47 @@ def test_masses_of_ritz_vectors_sum_to_one_and_name_every_parameter(trained):
     assert found.names == list(trained[3].weights)
     assert found.masses.shape == (30, len(found.names))
     np.testing.assert_allclose(found.masses.sum(1), 1, rtol=1e-10)
+
+
+def test_rows_are_the_unembeddings_part_of_the_leading_ritz_vectors(trained):
+    found = spectrum(trained)
+    column = found.names.index("unembedding")
+    assert found.rows.shape == (10, trained[1].size.vocabulary)
+    np.testing.assert_allclose(found.rows.sum(1), found.masses[: -10 - 1 : -1, column], rtol=1e-10)
+    assert found.share("unembedding", top=10) == pytest.approx(found.rows.sum(1).mean())
+    assert found.share("up", bottom=3) == pytest.approx(
+        found.masses[:3, [name.endswith(".up") for name in found.names]].sum(1).mean()
+    )
+    with pytest.raises(ValueError, match="either top or bottom"):
+        found.share("up")
+    with pytest.raises(ValueError, match="parameter must be one of"):
+        found.share("gate", top=3)
+
+
+def test_the_negative_end_has_ranks_of_its_own(trained):
+    found = spectrum(trained, matrix="hessian")
+    ranks, values = found.nodes(negative=True)
+    assert (values > 0).all()
+    assert (np.diff(values) <= 0).all()
+    assert (np.diff(ranks) > 0).all()
+    assert values[0] == pytest.approx(-gauss(*found.runs[0]).nodes[0], rel=1e-12)
+    assert found.leading(3).tolist() == gauss(*found.runs[0]).nodes[:-4:-1].tolist()
+
+
+def test_controls_look_at_other_matrices(trained):
+    folder, run, result, checkpoint = trained
+    before = untrained(run, checkpoint)
+    assert (before.average(0.04).weights["unembedding"] == 0).all()
+    cells = {
+        "as it is": Cell(run, checkpoint, result.corpus, geometry="raw", tokens=64, depth=10),
+        "shuffled": Cell(run, checkpoint, result.corpus, geometry="raw", tokens=64, depth=10, shuffled=True),
+        "untrained": Cell(run, before, result.corpus, geometry="raw", tokens=64, depth=10),
+    }
+    found = lanczos_all(cells, folder)
+    assert list(found) == list(cells)
+    assert len({round(float(s.leading(1)[0]), 6) for s in found.values()}) == 3
+    # Without an unembedding nothing else can change the outputs.
+    assert found["untrained"].share("unembedding", top=1) == pytest.approx(1, abs=1e-3)
 
 
 def test_a_spectrum_is_computed_once_and_read_afterwards(trained, monkeypatch):
