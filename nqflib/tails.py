@@ -118,7 +118,8 @@ def spectral_break(curve: RankCurve, window: tuple[float, float]) -> BreakFit:
         float(inside[-1]) if inside[-1] < candidates[-1] else float(window[1]),
     )
     gain = 1 - squares[best] / (one.misfit * (x.size - 2))
-    return BreakFit(float(candidates[best]), ends, *map(float, slopes[best]), float(gain))
+    below, above = map(float, slopes[best])
+    return BreakFit(float(candidates[best]), ends, below, above, float(gain))
 
 
 def source_curve(

@@ -117,6 +117,8 @@ class Cell:
         cap: quantile at which P is capped, None for no cap; the raw geometry has none.
         seed: of the random starts.
         shuffled: a control: the tokens of all windows in random order.
+        gradient_tokens: as `tokens`, for the gradient, where more of them are wanted: the gradient of few tokens is
+            mostly noise, which lies along large eigenvalues of the same tokens' curvature.
 
     Raises `ValueError` for an unknown matrix or geometry and for fewer tokens than one window.
     """
@@ -132,6 +134,7 @@ class Cell:
     cap: float | None = 0.95
     seed: int = 0
     shuffled: bool = False
+    gradient_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name, value, kind in (("matrix", self.matrix, Matrix), ("geometry", self.geometry, Geometry)):
@@ -146,6 +149,7 @@ class Cell:
     def file(self, folder: Path | None = None) -> Path:
         """Where the result is kept (default: in `cache_folder()`)."""
         options = [self.matrix, self.geometry, self.tokens, self.depth, self.starts, self.cap, self.seed, self.shuffled]
+        options.append(self.gradient_tokens)
         cause = {
             "recipe": self.checkpoint.recipe,
             "step": self.checkpoint.step,
@@ -219,7 +223,9 @@ def _spectrum(cell: Cell) -> Spectrum:
     P, cap = preconditioner(cell.run, cell.checkpoint, cell.geometry, cell.cap)
     P = P.to(curvature.dtype)
     product: Callable[[Tensor], Tensor] = preconditioned(getattr(curvature, cell.matrix), P)
-    gradient = P.sqrt() * curvature.gradient()
+    more = max(cell.gradient_tokens, cell.tokens)
+    larger = curvature if more == cell.tokens else curvature_at(cell.run, cell.checkpoint, cell.corpus, more)
+    gradient = P.sqrt() * larger.gradient()
     drawn = random_starts(cell.starts, curvature.n, torch.Generator().manual_seed(cell.seed), dtype=curvature.dtype)
     label = cell.matrix.replace("_", "-")
     found = lockstep(product, torch.cat([drawn, gradient[None]]), cell.depth, label=label)
