@@ -68,10 +68,14 @@ PAPER: Mapping[str, Any] = MappingProxyType(
 
 def colours(theme: Theme) -> tuple[str, ...]:
     """The colour cycle of a theme: 8 unordered shades, then the ordered ramp."""
+    return (*_SHADES[theme], *ramp(theme, _RAMP_STEPS))
+
+
+def ramp(theme: Theme, steps: int) -> tuple[str, ...]:
+    """An ordered ramp of any number of shades of a theme, at least 2."""
     low, high = _RAMP_ENDS[theme]
     viridis = colormaps["viridis"]
-    steps = [low + (high - low) * k / (_RAMP_STEPS - 1) for k in range(_RAMP_STEPS)]
-    return (*_SHADES[theme], *(to_hex(viridis(step)) for step in steps))
+    return tuple(to_hex(viridis(low + (high - low) * k / (steps - 1))) for k in range(steps))
 
 
 def style(theme: Theme) -> dict[str, Any]:

@@ -69,12 +69,16 @@ def _figure(renderer: Any, data: Any) -> nodes.figure:
 
 
 def _explorer(content: Mapping[str, Any]) -> list[nodes.Node]:
-    """The numbers of a figure with sliders, for the script of the site that draws them."""
-    if "explorer" not in content:
+    """What the script of the site that draws a moving figure reads: `nqflib.explorer` or `nqflib.live`."""
+    if "explorer" in content:
+        kind, told = "explorer", content["explorer"]
+    elif "live" in content:
+        kind, told = content["live"]["widget"], content["live"]["content"]
+    else:
         return []
-    numbers = json.dumps(content["explorer"], ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
+    numbers = json.dumps(told, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
     script = f'<script type="application/json">{numbers}</script>'
-    return [nodes.raw("", f'<div class="nqf-explorer">{script}</div>', format="html")]
+    return [nodes.raw("", f'<div class="nqf-{kind}">{script}</div>', format="html")]
 
 
 def _caption(renderer: Any, data: Any, name: str, figure: nodes.figure) -> list[nodes.Node]:
