@@ -10,7 +10,10 @@ const Staircase = (() => {
   // C_kj = 1 for k = j, else c q^|k-j|: modes compete with their neighbours, 0 <= c < 1, 0 <= q <= 1.
   function matrix(K, { c, q }) {
     const C = new Float64Array(K * K);
-    for (let k = 0; k < K; k++) for (let j = 0; j < K; j++) C[k * K + j] = k === j ? 1 : c * q ** Math.abs(k - j);
+    for (let distance = 0; distance < K; distance++) {
+      const entry = distance ? c * q ** distance : 1;
+      for (let k = distance; k < K; k++) C[k * K + k - distance] = C[(k - distance) * K + k] = entry;
+    }
     return C;
   }
 
@@ -102,7 +105,7 @@ const Staircase = (() => {
 
   // The limit of the flow as eps = z_k(0) -> 0, in the time tau = t / ln(1/eps): see nqflib.staircase. The equilibrium
   // of stage s lasts from times[s-1] to times[s]; first[k] is the tau at which mode k appears, Infinity if it never does.
-  // Throws where the limit depends on more than eps, as for two equal modes that compete.
+  // `degenerate` says that a mode at height 0 neither grows nor shrinks: the limit then depends on more than eps.
   function limit(r, competition) {
     const K = r.length;
     const C = matrix(K, competition);
@@ -110,40 +113,52 @@ const Staircase = (() => {
     const heights = new Float64Array(K).fill(-1);
     const first = new Float64Array(K).fill(Infinity);
     const times = [];
+    let degenerate = false;
     let z = new Float64Array(K);
     const equilibria = [z];
     for (let tau = 0; ; ) {
-      const w = invasion(r, C, z);
+      const w = invasion(r, competition, z);
       const waits = heights.map((u, k) => (u < 0 && w[k] > small ? -u / w[k] : Infinity));
       const wait = Math.min(...waits);
-      if (wait === Infinity) return { times, equilibria, first };
+      if (wait === Infinity) return { times, equilibria, first, degenerate };
       tau += wait;
       for (let k = 0; k < K; k++) heights[k] = z[k] > 0 || waits[k] <= wait * (1 + 1e-12) ? 0 : heights[k] + wait * w[k];
-      z = equilibrium(r, C, (k) => heights[k] === 0, z, small);
-      const after = invasion(r, C, z);
+      z = equilibrium(r, competition, C, heights, z, small);
+      const after = invasion(r, competition, z);
       for (let k = 0; k < K; k++) {
         if (z[k] > 0) first[k] = Math.min(first[k], tau);
-        else if (heights[k] === 0 && after[k] > -small) throw new Error("degenerate: a mode neither grows nor shrinks");
+        else if (heights[k] === 0 && after[k] > -small) degenerate = true;
       }
       times.push(tau);
       equilibria.push(z);
     }
   }
 
-  function invasion(r, C, z) {
-    return r.map((rate, k) => z.reduce((sum, abundance, j) => sum - C[k * z.length + j] * abundance, rate));
+  // w = r - C z, in two sweeps.
+  function invasion(r, { c, q }, z) {
+    const K = r.length;
+    const w = new Float64Array(K);
+    for (let k = 0, sum = 0; k < K; k++) {
+      w[k] = r[k] - z[k] - c * sum;
+      sum = q * (sum + z[k]);
+    }
+    for (let k = K - 1, sum = 0; k >= 0; k--) {
+      w[k] -= c * sum;
+      sum = q * (sum + z[k]);
+    }
+    return w;
   }
 
-  // Solve z >= 0, w = r - C z <= 0, z w = 0 on the allowed modes by the active sets of Lawson and Hanson.
-  function equilibrium(r, C, allowed, start, small) {
+  // Solve z >= 0, w = r - C z <= 0, z w = 0 where the height is 0 by the active sets of Lawson and Hanson.
+  function equilibrium(r, competition, C, heights, start, small) {
     const K = r.length;
     let z = start.slice();
     const present = Array.from(z, (abundance) => abundance > 0);
     for (;;) {
-      const w = invasion(r, C, z);
+      const w = invasion(r, competition, z);
       let enters = -1;
       for (let k = 0; k < K; k++) {
-        if (allowed(k) && !present[k] && w[k] > small && (enters < 0 || w[k] > w[enters])) enters = k;
+        if (heights[k] === 0 && !present[k] && w[k] > small && (enters < 0 || w[k] > w[enters])) enters = k;
       }
       if (enters < 0) return z;
       present[enters] = true;
@@ -217,6 +232,7 @@ function dragStaircase(box) {
   const [FROM, TO, POINTS] = [0.5, 2000, 200]; // times drawn
   const times = Float64Array.from({ length: POINTS }, (_, i) => FROM * (TO / FROM) ** (i / (POINTS - 1)));
   const state = { ...start };
+  const kept = [];
   const sliders = {
     logEps: ["initial size ε of every mode", -12, -1, 0.1, (v) => scientific(10 ** v)],
     fastest: ["fastest rate r₁", 0.5, 2, 0.01, (v) => v.toFixed(2)],
@@ -246,7 +262,7 @@ function dragStaircase(box) {
     return tell;
   });
   const row = element("div", { class: "nqf-presets", role: "group", "aria-label": "settings to start from" });
-  for (const [name, setting] of Object.entries(presets)) {
+  for (const [name, setting] of presets) {
     const button = element("button", { type: "button" }, name);
     button.addEventListener("click", () => {
       Object.assign(state, setting);
@@ -264,60 +280,69 @@ function dragStaircase(box) {
 
   let panels = null;
   let checked = "";
+  let later = 0;
   new ResizeObserver(() => {
     if (drawing.clientWidth && panels?.width !== drawing.clientWidth) build(drawing.clientWidth);
   }).observe(drawing);
   build(drawing.clientWidth || 640);
   setTimeout(check, 0);
 
-  // Solve and draw. Everything that a slider cannot change was drawn by `build`.
+  // Solve and draw. Everything that a slider cannot change was drawn by `build`. The words follow when the slider rests,
+  // so that a screen reader is not flooded and the page not laid out anew at every move.
   function update() {
     const began = performance.now();
-    const eps = 10 ** state.logEps;
-    const wait = -Math.log(eps);
+    const wait = -state.logEps * Math.LN10; // ln(1/eps)
     const competition = { c: state.c, q: state.q };
     const r = Float64Array.from({ length: K }, (_, k) => state.fastest * (k + 1) ** -state.power);
     const { logs, steps } = Staircase.flow(r, competition, new Float64Array(K).fill(-wait), times);
-    const solved = performance.now();
-    const z = logs.map((u) => (u < -16 ? 0 : Math.exp(u)));
     const limit = Staircase.limit(r, competition);
-    const final = limit.equilibria.at(-1);
-    const best = Staircase.gain(r, competition, final);
+    const solved = performance.now();
 
-    const seen = appearances(z, 0.02 * state.fastest);
+    const z = new Float64Array(logs.length);
+    for (let i = 0; i < z.length; i++) if (logs[i] > -16) z[i] = Math.exp(logs[i]);
+    const best = Staircase.gain(r, competition, limit.equilibria.at(-1));
+    const left = (abundances) => 1 - Staircase.gain(r, competition, abundances) / best;
+    const losses = Array.from(times, (_, i) => left(z.subarray(i * K, (i + 1) * K)));
+    const seen = appearances(z, r);
     for (let k = 0; k < K; k++) {
-      panels.curves[k].setAttribute("d", line(panels.abundance, (i) => z[i * K + k] / state.fastest));
-      const x = panels.order.across(seen[k]);
-      panels.marks[k].setAttribute("cx", Number.isFinite(x) ? x : -99);
+      panels.curves[k].setAttribute("d", line(panels.abundance, (i) => z[i * K + k] / r[k]));
+      panels.marks[k].setAttribute("cx", seen[k] < Infinity ? panels.order.across(seen[k]) : -99);
     }
-    const left = Array.from(times, (_, i) => 1 - Staircase.gain(r, competition, z.subarray(i * K, (i + 1) * K)) / best);
-    panels.loss.path.setAttribute("d", line(panels.loss, (i) => left[i]));
-    const stairs = limit.equilibria.map((at) => 1 - Staircase.gain(r, competition, at) / best);
-    panels.steps.setAttribute("d", staircase(panels.loss, limit.times, stairs, wait));
+    panels.loss.path.setAttribute("d", line(panels.loss, (i) => losses[i]));
+    panels.steps.setAttribute("d", staircase(panels.loss, limit.times, limit.equilibria.map(left), wait));
     const { across, up } = panels.order;
-    panels.alone.setAttribute("d", r.reduce((path, rate, k) => `${path}${k ? "L" : "M"}${across(wait / rate)} ${up(k + 1)}`, ""));
-    const ticks = Array.from(limit.first, (tau, k) => (tau < Infinity ? `M${across(tau * wait)} ${up(k + 1) - 5}v10` : ""));
-    panels.limit.setAttribute("d", ticks.join(""));
+    panels.alone.setAttribute("d", `M${Array.from(r, (rate, k) => `${across(wait / rate)} ${up(k + 1)}`).join(" ")}`);
+    const strokes = Array.from(limit.first, (tau, k) => (tau < Infinity ? `M${across(tau * wait)} ${up(k + 1) - 5}v10` : ""));
+    panels.limit.setAttribute("d", strokes.join(""));
 
-    const found = seen.filter((t) => t < Infinity);
-    const [first, last] = [Math.min(...found), Math.max(...found)];
-    const expected = limit.first.filter((tau) => tau < Infinity).length;
-    const alone = r.filter((rate) => wait / rate <= TO).length;
-    const count = found.length === 1 ? `1 of ${K} modes appears, at t = ${short(first)}` : `${found.length} of ${K} modes appear, the first at t = ${short(first)}, the last at t = ${short(last)}`;
-    sentence.textContent =
-      `By t = ${TO} ${found.length ? count : "no mode appears"}; alone, ${alone} would. ` +
-      `The limit lets ${expected} in. ${share(left.at(-1))} of the loss that can be removed is left.`;
-    drawing.setAttribute("aria-label", `Abundances, times of appearance and loss of ${K} modes. ${sentence.textContent}`);
-    const drawn = performance.now();
-    work.textContent = `${steps} steps of the solver in ${(solved - began).toFixed(1)} ms, the drawing in ${(drawn - solved).toFixed(1)} ms. ${checked}`;
+    const spent = [solved - began, performance.now() - solved].map((ms) => ms.toFixed(1));
+    clearTimeout(later);
+    later = setTimeout(() => {
+      const alone = r.filter((rate) => wait / rate <= TO).length;
+      sentence.textContent = summary(seen, alone, limit, losses.at(-1));
+      drawing.setAttribute("aria-label", `Abundances, times of appearance and loss of ${K} modes. ${sentence.textContent}`);
+      work.textContent = `${steps} steps of the solver. Solved in ${spent[0]} ms, drawn in ${spent[1]} ms. ${checked}`;
+    }, 150);
   }
 
-  // When each mode has first reached half of its largest abundance; Infinity for one that stays below `least`.
-  function appearances(z, least) {
+  function summary(seen, alone, limit, loss) {
+    const found = seen.filter((t) => t < Infinity);
+    const [first, last] = [Math.min(...found), Math.max(...found)].map((t) => String(+t.toPrecision(3)));
+    const times = found.length > 1 ? `, the first at t = ${first}, the last at t = ${last}` : found.length ? `, at t = ${first}` : "";
+    const expected = limit.first.filter((tau) => tau < Infinity).length;
+    const words = limit.degenerate ? "not fixed, since a mode there neither grows nor shrinks" : expected;
+    return (
+      `By t = ${TO} ${found.length} of ${K} modes appear${times}; alone, ${alone} would; in the limit of small ε, ${words}. ` +
+      `${share(loss)} of the loss that can be removed is left.`
+    );
+  }
+
+  // When each mode has first reached half of its largest abundance; Infinity for one that stays below 2 % of r_k.
+  function appearances(z, r) {
     return Array.from({ length: K }, (_, k) => {
       let most = 0;
       for (let i = k; i < z.length; i += K) most = Math.max(most, z[i]);
-      if (most < least) return Infinity;
+      if (most < 0.02 * r[k]) return Infinity;
       for (let i = k, n = 0; ; i += K, n++) {
         if (z[i] < most / 2) continue;
         if (n === 0) return times[0];
@@ -333,9 +358,9 @@ function dragStaircase(box) {
       const mine = Staircase.flow(Float64Array.from(rates), { c, q }, new Float64Array(rates.length).fill(Math.log(eps)), at).logs;
       logs.forEach((value, i) => (worst = Math.max(worst, Math.abs(value - mine[i]))));
     }
+    box.dataset.difference = worst;
     checked = `Held against nqflib just now, at ${reference.length} settings: ln z differs by at most ${scientific(worst)}.`;
-    work.dataset.difference = worst;
-    work.textContent += checked;
+    update();
   }
 
   // Axes, grids, names and empty marks for a width; then `update` fills them.
@@ -344,9 +369,9 @@ function dragStaircase(box) {
     const decades = [1, 10, 100, 1000].map((t) => [t, String(t)]);
     const tenths = [0, 0.25, 0.5, 0.75, 1].map((v) => [v, String(v)]);
     const powers = [1, 0.1, 0.01, 0.001].map((v) => [v, String(v)]);
-    const abundance = axes(width, "abundance zₖ / r₁", [0, 1.05], false, tenths, decades);
+    const abundance = axes(width, "abundance zₖ / rₖ", [0, 1.05], false, tenths, decades);
     const order = axes(half, "mode k", [0, K + 1], false, [1, 6, 12, 18, 24].map((k) => [k, String(k)]), decades);
-    const loss = axes(half, "loss left, of what can be removed", [7e-4, 1.4], true, powers, decades);
+    const loss = axes(half, "loss left", [7e-4, 1.4], true, powers, decades);
     const colour = (k, node) => shaded(node, shades[k]);
     const curves = Array.from({ length: K }, (_, k) => abundance.add(colour(k, svg("g", { class: "nqf-line" })), svg("path")));
     const ink = (name, panel) => panel.add(shaded(svg("g", { class: name }), shades.at(-1)), svg("path"));
@@ -401,19 +426,20 @@ function dragStaircase(box) {
       box.prepend(key);
     };
     box.append(picture);
-    return { box, add, name, across, up, xs: Array.from(times, across) };
+    return { box, add, name, across, up, xs: Array.from(times, (t) => String(across(t))) };
   }
 
-  // A path through the value at every time; points on a level stretch are left out.
+  // A path through the value at every time; points on a level stretch are left out. Making the text of a number is most
+  // of the work, so that of every tenth of a pixel is kept.
   function line({ xs, up }, value) {
-    let path = "";
+    const parts = [];
     let [before, y] = [NaN, up(value(0))];
     for (let i = 0; i < POINTS; i++) {
       const after = i + 1 < POINTS ? up(value(i + 1)) : NaN;
-      if (y !== before || y !== after) path += `${path ? "L" : "M"}${xs[i]} ${y}`;
+      if (y !== before || y !== after) parts.push(xs[i], (kept[Math.round(10 * y)] ??= String(y)));
       [before, y] = [y, after];
     }
-    return path;
+    return `M${parts.join(" ")}`;
   }
 
   function staircase({ across, up }, jumps, values, wait) {
@@ -423,10 +449,6 @@ function dragStaircase(box) {
 
   function round(x) {
     return Math.round(10 * x) / 10;
-  }
-
-  function short(t) {
-    return String(+t.toPrecision(3));
   }
 
   function share(part) {
