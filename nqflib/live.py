@@ -2,8 +2,8 @@
 
     show_live(draw, "live-staircase", widget="staircase", content={...}, alt=..., data=...)
 
-`draw` is the figure at the starting values, as in `nqflib.figures.show`: it is what stands in print, in a notebook editor
-and without scripts. On the site `book/_static/live_<widget>.js` finds `<div class="nqf-<widget>">` with `content` as JSON.
+`draw` is the figure at the starting values, as in `nqflib.figures.show`: it stands in print, in a notebook editor and
+without scripts. On the site, `book/_static/live_<widget>.js` finds `<div class="nqf-<widget>">` with `content` as JSON.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ KINDS = [
     "api.html",
     "notebooks/nqf/fig1_expansion.html",
     "notebooks/nqf/fig3_features.html",
+    "notebooks/nqf/live_staircase.html",
 ]
 # docutils gives entries of a bibliography roles of its own that axe does not like.
 DOCUTILS = {"aria-allowed-role", "aria-deprecated-role", "aria-required-children"}
@@ -139,6 +140,15 @@ def test_mathematics_is_drawn_without_a_network(page, html):
     page.wait_for_selector("mjx-container", timeout=20_000)
     assert page.locator("mjx-container").count() >= 5
     assert page.locator("mjx-merror").count() == 0
+
+
+@pytest.mark.browser
+def test_the_live_page_solves_in_the_browser_what_the_library_has_solved(page, html):
+    page.goto((html / "notebooks" / "nqf" / "live_staircase.html").as_uri())
+    page.wait_for_selector("figure#live-staircase.nqf-live .nqf-staircase[data-difference]")
+    assert float(page.locator(".nqf-staircase").get_attribute("data-difference")) < 1e-6
+    assert not page.locator("figure#live-staircase img.only-light").is_visible()
+    assert page.errors == []
 
 
 @pytest.mark.browser
