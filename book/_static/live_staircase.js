@@ -332,7 +332,7 @@ function dragStaircase(box) {
     const expected = limit.first.filter((tau) => tau < Infinity).length;
     const words = limit.degenerate ? "not fixed, since a mode there neither grows nor shrinks" : expected;
     return (
-      `By t = ${TO} ${found.length} of ${K} modes appear${times}; alone, ${alone} would; in the limit of small ε, ${words}. ` +
+      `By t = ${TO} ${found.length} of ${K} modes ${found.length === 1 ? "appears" : "appear"}${times}; alone, ${alone} would; in the limit of small ε, ${words}. ` +
       `${share(loss)} of the loss that can be removed is left.`
     );
   }
@@ -398,7 +398,8 @@ function dragStaircase(box) {
     const f = log ? Math.log : (v) => v;
     const across = (t) => round(left + (Math.log(t / FROM) / Math.log(TO / FROM)) * (width - right - left));
     const scale = (top - height + bottom) / (f(range[1]) - f(range[0]));
-    const up = (v) => round(height - bottom + (f(Math.max(v, range[0])) - f(range[0])) * scale);
+    const least = log ? range[0] / 2 : range[0]; // below the frame, which clips it
+    const up = (v) => round(height - bottom + (f(Math.max(v, least)) - f(range[0])) * scale);
     for (const [t, text] of decades) {
       picture.append(svg("line", { x1: across(t), x2: across(t), y1: top, y2: height - bottom, class: "nqf-grid" }));
       picture.append(svg("text", { x: across(t), y: height - bottom + 17, "text-anchor": "middle" }, text));
