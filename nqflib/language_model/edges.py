@@ -133,10 +133,13 @@ def full_batch_limit(product: Product, n: int, *, momentum: float, guess: float,
 
     def grows(rate: float, steps: int = 120) -> bool:
         w, m, lengths = start.clone(), torch.zeros(n), []
+        scale = 0.0
         for _ in range(steps):
             m = momentum * m + (1 - momentum) * product(w)
             w = w - rate * m
-            lengths.append(float(m.norm()))
+            size = float(w.norm())
+            w, m, scale = w / size, m / size, scale + math.log(size)  # the iteration is linear: keep it within range
+            lengths.append(scale + math.log(float(m.norm())))
         return lengths[-1] > lengths[steps // 2]
 
     low, high = guess / 1.5, guess * 1.5

@@ -189,23 +189,21 @@ def untrained(run: Run, checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, step=0, weights=weights, averages=(start,))
 
 
-def curvature_at(
-    run: Run, checkpoint: Checkpoint, corpus: Corpus, tokens: int, *, shuffled: bool = False, keep: Tensor | None = None
-) -> Curvature:
-    """Products at the averaged weights on the windows that follow the checkpoint, in the precision of the passes.
-
-    With `shuffled` their tokens are in random order; `keep` (windows,) says which of them are not left out.
-    """
+def curvature_at(run: Run, checkpoint: Checkpoint, windows: Tensor) -> Curvature:
+    """Products at the averaged weights on windows (S, T + 1), in the precision of the passes."""
     model = Transformer(run.size, dtype=PRECISIONS[run.precision])
     weights = {name: p.to(PRECISIONS[run.precision]) for name, p in checkpoint.average(AVERAGES[0]).weights.items()}
-    windows = corpus.batch(checkpoint.step, tokens // run.size.context, run.seed)
-    if shuffled:
-        order = torch.randperm(windows.numel(), generator=torch.Generator().manual_seed(run.seed))
-        windows = windows.flatten()[order].view_as(windows)
-    if keep is not None:
-        windows = windows[keep]
     batches = [(part[:, :-1], part[:, 1:]) for part in windows.split(run.micro_batch)]
     return Curvature(model, batches, parameters=weights)
+
+
+def windows_after(cell: Cell, tokens: int) -> Tensor:
+    """The windows that follow the checkpoint, with that many predictions; shuffled if the cell says so."""
+    windows = cell.corpus.batch(cell.checkpoint.step, tokens // cell.run.size.context, cell.run.seed)
+    if cell.shuffled:
+        order = torch.randperm(windows.numel(), generator=torch.Generator().manual_seed(cell.run.seed))
+        windows = windows.flatten()[order].view_as(windows)
+    return windows
 
 
 def preconditioner(run: Run, checkpoint: Checkpoint, geometry: Geometry, cap: float | None) -> tuple[Tensor, float]:
@@ -219,12 +217,12 @@ def preconditioner(run: Run, checkpoint: Checkpoint, geometry: Geometry, cap: fl
 
 
 def _spectrum(cell: Cell) -> Spectrum:
-    curvature = curvature_at(cell.run, cell.checkpoint, cell.corpus, cell.tokens, shuffled=cell.shuffled)
+    curvature = curvature_at(cell.run, cell.checkpoint, windows_after(cell, cell.tokens))
     P, cap = preconditioner(cell.run, cell.checkpoint, cell.geometry, cell.cap)
     P = P.to(curvature.dtype)
     product: Callable[[Tensor], Tensor] = preconditioned(getattr(curvature, cell.matrix), P)
     more = max(cell.gradient_tokens, cell.tokens)
-    larger = curvature if more == cell.tokens else curvature_at(cell.run, cell.checkpoint, cell.corpus, more)
+    larger = curvature if more == cell.tokens else curvature_at(cell.run, cell.checkpoint, windows_after(cell, more))
     gradient = P.sqrt() * larger.gradient()
     drawn = random_starts(cell.starts, curvature.n, torch.Generator().manual_seed(cell.seed), dtype=curvature.dtype)
     label = cell.matrix.replace("_", "-")

@@ -9,7 +9,15 @@ from torch.func import functional_call
 from nqflib.language_model import spectra
 from nqflib.language_model.optimizer import EPS
 from nqflib.language_model.pretrain import pretrain
-from nqflib.language_model.spectra import Cell, curvature_at, lanczos_all, lanczos_at, preconditioner, untrained
+from nqflib.language_model.spectra import (
+    Cell,
+    curvature_at,
+    lanczos_all,
+    lanczos_at,
+    preconditioner,
+    untrained,
+    windows_after,
+)
 from nqflib.language_model.storage import DamagedFileError
 from nqflib.language_model.transformer import Transformer, flatten, next_token_loss, unflatten
 from nqflib.quadrature import gauss
@@ -60,7 +68,8 @@ def test_the_operator_is_the_dense_preconditioned_hessian(trained):
 
 def test_products_see_the_windows_that_follow_the_checkpoint(trained):
     _, run, result, checkpoint = trained
-    curvature = curvature_at(run, checkpoint, result.corpus, 64)
+    windows = windows_after(Cell(run, checkpoint, result.corpus, tokens=64), 64)
+    curvature = curvature_at(run, checkpoint, windows)
     v = torch.randn(2, curvature.n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     products, gradient = hessian_rows(trained, 64, v)
     torch.testing.assert_close(curvature.hessian(v), products, rtol=1e-9, atol=1e-12)
