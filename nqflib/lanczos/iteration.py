@@ -13,7 +13,10 @@ its reads with the first sweep over C q_(j+1), which is therefore the product wi
 
     u = s q + Q c,   s^2 = |u|^2 - |c|^2,   (1 - Q Q^T - q q^T) C u = s beta q_next,   q . C u = s alpha + beta_- c_-,
 
-with beta_- and c_- those of the vector before q, so that alpha, beta and q follow without another product.
+with beta_- and c_- those of the vector before q, so that alpha, beta and q follow without another product. All inner
+products of a step are those of u and C u as they come, so that several ranks need one sum. What is left of |C u| by
+Pythagoras is only roughly the length of the next u, and need not be right: s, measured in the next step, makes up for
+it. A breakdown shows a step later for that.
 
 Every scalar stays on the vectors' device in float64, together with a flag for each step. The host looks at the flags
 every `fetch_every` steps and then drops what was computed after the first that is set.
@@ -35,6 +38,7 @@ from torch import Tensor
 
 from nqflib.arguments import Array
 from nqflib.lanczos.basis import Basis, dot, gram, norm, segment_masses
+from nqflib.lanczos.ranks import Ranks
 from nqflib.progress import progress
 
 Method = Literal["delayed", "twice"]
@@ -54,7 +58,11 @@ class Stop(Enum):
 
 @dataclass(frozen=True)
 class Tridiagonal:
-    """C Q = Q T + beta_m q_(m+1) e_m^T after m steps, T = tridiag(alphas, betas[:-1])."""
+    """C Q = Q T + beta_m q_(m+1) e_m^T after m steps, T = tridiag(alphas, betas[:-1]).
+
+    Of a run across ranks, every rank has its own columns in `basis` and everything else alike, and the Ritz vectors and
+    masses are to be asked for by all ranks at once.
+    """
 
     alphas: Array  # (m,) float64
     betas: Array  # (m,) float64; the last is the length of the residual vector
@@ -63,6 +71,7 @@ class Tridiagonal:
     start_norm: float  # |v|
     orthogonality: float  # largest |q_i . q_j| of the steps j that were monitored, i < j; 0 if there were none
     basis: Basis  # row j - 1 is q_j
+    ranks: Ranks
 
     @property
     def reason(self) -> str:
@@ -70,24 +79,30 @@ class Tridiagonal:
 
     def ritz_vectors(self, weights: Array) -> Tensor:
         """Y = U Q, (k, n), for the rows of `weights` U (k, m), such as eigenvectors of T; one pass over the basis."""
-        vectors = torch.empty(len(weights), self.basis.n, dtype=self._format, device=self.basis.device)
+        shards = torch.empty(len(weights), self.basis.n, dtype=self._format, device=self.basis.device)
 
         def write(first: int, part: Tensor) -> None:
-            vectors[:, first : first + part.shape[1]] = part
+            shards[:, first : first + part.shape[1]] = part
 
         self.basis.combine(self._rows(weights), write)
-        return vectors
+        return self.ranks.whole(shards)
 
     def ritz_masses(self, weights: Array, sizes: list[int]) -> Array:
         """Sums of squares of the rows of U Q over consecutive segments (tensors) of `sizes`, (k, segments).
 
         The vectors themselves are never stored. Raises `ValueError` unless the sizes sum to n.
         """
-        if sum(sizes) != self.basis.n or min(sizes) < 1:
-            raise ValueError(f"sizes must be positive and sum to n = {self.basis.n}, got a sum of {sum(sizes)}")
+        ranks = self.ranks
+        if sum(sizes) != ranks.n or min(sizes) < 1:
+            raise ValueError(f"sizes must be positive and sum to n = {ranks.n}, got a sum of {sum(sizes)}")
         masses = torch.zeros(len(weights), len(sizes), dtype=torch.float64, device=self.basis.device)
-        self.basis.combine(self._rows(weights), lambda first, part: segment_masses(sizes, first, part, masses))
-        return masses.cpu().numpy()
+
+        def add(column: int, part: Tensor) -> None:
+            first = ranks.first + column
+            segment_masses(sizes, first, part[:, : max(0, ranks.n - first)], masses)
+
+        self.basis.combine(self._rows(weights), add)
+        return ranks.sum(masses).cpu().numpy()
 
     @property
     def _format(self) -> torch.dtype:
@@ -101,14 +116,17 @@ class Tridiagonal:
 
 
 class Start:
-    """The state of one start; a run in lockstep has several. Everything here is on the vectors' device."""
+    """The state of one start, given as a whole vector; a run in lockstep has several.
 
-    def __init__(self, vector: Tensor, basis: Basis, tolerance: float) -> None:
+    Everything here is on the vectors' device. Vectors are this rank's shards, scalars the sums over ranks.
+    """
+
+    def __init__(self, vector: Tensor, basis: Basis, tolerance: float, ranks: Ranks | None = None) -> None:
         depth, options = basis.capacity, {"dtype": torch.float64, "device": vector.device}
-        self.basis, self.tolerance = basis, tolerance
+        self.basis, self.tolerance, self.ranks = basis, tolerance, ranks or Ranks(len(vector))
         self.start_norm = norm(vector)
         self.pair = torch.empty(2, basis.n, dtype=vector.dtype, device=vector.device)
-        torch.mul(vector, (1 / self.start_norm).to(vector.dtype), out=self.pair[0])
+        torch.mul(self.ranks.shard(vector), (1 / self.start_norm).to(vector.dtype), out=self.pair[0])
         self.previous = torch.zeros_like(self.pair[0])
         self.alphas, self.betas, self.monitored = (torch.zeros(depth, **options) for _ in range(3))
         self.scale = torch.zeros((), **options)  # largest |C q| so far, a lower bound of ||C||
@@ -122,38 +140,37 @@ class Start:
         return self.pair[0]
 
     def twice(self, j: int, product: Tensor, monitor: bool) -> None:
-        """Step j (counted from 0) with w = C q_j and two sweeps."""
+        """Step j (counted from 0) with w = C q_j and two sweeps: three sums over ranks."""
         q, w = self.pair
-        size = self._accept(product)
+        w.copy_(product)
         self.basis.store(j, q)
         self._monitor(j, monitor)
-        self.alphas[j] = dot(q, w)
+        self.alphas[j], square = self.ranks.sum(torch.stack([dot(q, w), dot(w, w)]))
+        self._see(square)
         _subtract(w, self.alphas[j], q)
         if j:
             _subtract(w, self.betas[j - 1], self.previous)
-        for _ in range(2):
-            self._sweep(j, w)
-        beta = norm(w)
+        self._sweep(j, w)
+        beta = self._sweep(j, w).clamp_min(0).sqrt()
         self.betas[j] = beta
-        self._flag(j, beta, size)
+        self._flag(j, beta, square)
         self.previous.copy_(q)
         torch.mul(w, _inverse(beta).to(w.dtype), out=q)
 
     def delayed(self, j: int, product: Tensor, monitor: bool) -> None:
-        """Step j with w = C u, u orthogonalised once: both sweeps in two reads of the basis."""
+        """Step j with w = C u, u orthogonalised once: both sweeps in two reads of the basis and one sum over ranks."""
         u, w = self.pair
+        w.copy_(product)
         old = max(j - 1, 0)  # rows whose only copy is the basis
-        size = self._accept(product)
-        first = dot(u, w)
-        _subtract(w, first, u)
-        if j:
-            _subtract(w, self.betas[j - 1], self.previous)
-        G = gram(self.pair, self.previous)
-        (c_last, h_last), cross = G[2, :2], G[0, 1]
-        c, h = self.basis.measure(old, self.pair) if old else self.betas.new_zeros(2, 0)
+        within, across = gram(self.pair, self.previous), self.basis.measure(old, self.pair)
+        found = self.ranks.sum(torch.cat([within.flatten(), across.flatten()]))
+        G, (c, h) = found[:9].view(3, 3), found[9:].view(2, old)
+        (c_last, h_last), cross, square = G[2, :2], G[0, 1], G[1, 1]
+        self._see(square)
         s = (G[0, 0] - torch.dot(c, c) - c_last.square()).clamp_min(0).sqrt()
         inverse = _inverse(s)
         along = (cross - torch.dot(c, h) - c_last * h_last) * inverse  # q . w
+        left = square - torch.dot(h, h) - h_last.square() - along.square()
         if old:
             self.basis.subtract(old, torch.stack([c, h]), self.pair)
         _subtract(u, c_last, self.previous)  # u is now s q
@@ -162,54 +179,53 @@ class Start:
         u.mul_(inverse.to(u.dtype))
         self.basis.store(j, u)
         self._monitor(j, monitor)
-        alpha = along + s * first
+        alpha = along
         if j:
             self.betas[j - 1] *= s
             self._flag(j - 1, self.betas[j - 1])
-            alpha -= self.betas[j - 1] * c_last
+            alpha = along - self.betas[j - 1] * c_last
         self.alphas[j] = alpha * inverse
-        length = norm(w)
+        # The difference is noise below this share, and u must be neither 0 nor blown up for that.
+        length = torch.maximum(left, torch.finfo(w.dtype).eps * square).sqrt()
         self.betas[j] = length * inverse
-        self._flag(j, self.betas[j], size)
+        self._flag(j, self.betas[j], square)
         self.previous.copy_(u)
         torch.mul(w, _inverse(length).to(w.dtype), out=u)
 
-    def _sweep(self, j: int, w: Tensor) -> None:
-        """w <- (1 - Q Q^T) w with q_0 ... q_j, the last two in full precision."""
-        if j > 1:
-            c = self.basis.measure(j - 1, w[None])
-        last = dot(self.query, w)
-        before = dot(self.previous, w)
-        if j > 1:
-            self.basis.subtract(j - 1, c, w[None])  # pyright: ignore[reportPossiblyUnboundVariable]
+    def _sweep(self, j: int, w: Tensor) -> Tensor:
+        """w <- (1 - Q Q^T) w with q_0 ... q_j, the last two in full precision; return |w|^2 by Pythagoras."""
+        old = max(j - 1, 0)
+        ends = torch.stack([dot(w, w), dot(self.query, w), dot(self.previous, w)])
+        found = self.ranks.sum(torch.cat([ends, self.basis.measure(old, w[None])[0]]))
+        (square, last, before), c = found[:3], found[3:]
+        if old:
+            self.basis.subtract(old, c[None], w[None])
         _subtract(w, last, self.query)
         _subtract(w, before, self.previous)
+        return square - found[1:].square().sum()
 
     def _monitor(self, j: int, due: bool) -> None:
         """Measure the stored row j against those before it."""
         if due and j:
             row = self.basis.row(j, self.query.dtype)
-            self.monitored[j] = self.basis.measure(j, row[None]).abs().max()
+            self.monitored[j] = self.ranks.sum(self.basis.measure(j, row[None])).abs().max()
 
     def last_beta(self, steps: int) -> float:
         """The last beta of a delayed run, whose second sweep has not come yet. The state stays as it is."""
         u = self.query
-        square = dot(u, u) - dot(self.previous, u).square()
-        if steps > 1:
-            square -= self.basis.measure(steps - 1, u[None]).square().sum()
+        ends, old = torch.stack([dot(u, u), dot(self.previous, u)]), self.basis.measure(steps - 1, u[None])[0]
+        found = self.ranks.sum(torch.cat([ends, old]))
+        square = found[0] - found[1:].square().sum()
         return (self.betas[steps - 1] * square.clamp_min(0).sqrt()).item()
 
-    def _accept(self, product: Tensor) -> Tensor:
-        """Copy C q into the work vector; return its length."""
-        self.pair[1].copy_(product)
-        size = norm(self.pair[1])
-        self.scale = torch.maximum(self.scale, torch.nan_to_num(size, nan=0.0, posinf=0.0))
-        return size
+    def _see(self, square: Tensor) -> None:
+        """Keep the largest |C q|, given its square."""
+        self.scale = torch.maximum(self.scale, torch.nan_to_num(square.sqrt(), nan=0.0, posinf=0.0))
 
-    def _flag(self, j: int, beta: Tensor, size: Tensor | None = None) -> None:
+    def _flag(self, j: int, beta: Tensor, square: Tensor | None = None) -> None:
         self.flags[j] |= (beta <= self.tolerance * self.scale).to(torch.int8) * _INVARIANT
-        if size is not None:
-            self.flags[j] |= (~size.isfinite()).to(torch.int8) * _NOT_FINITE
+        if square is not None:
+            self.flags[j] |= (~square.isfinite()).to(torch.int8) * _NOT_FINITE
 
     def fetch(self, steps: int) -> None:
         """Wait for the device and look at the flags of the first `steps` steps."""
@@ -230,7 +246,7 @@ class Start:
             if delayed:
                 betas[-1] = self.last_beta(m)
             stop = Stop.INVARIANT if betas[-1] <= self.tolerance * self.scale.item() else Stop.DEPTH
-        if m == self.basis.n and stop is not Stop.NOT_FINITE:
+        if m == self.ranks.n and stop is not Stop.NOT_FINITE:
             stop = Stop.WHOLE_SPACE
         return Tridiagonal(
             alphas=alphas,
@@ -240,6 +256,7 @@ class Start:
             start_norm=self.start_norm.item(),
             orthogonality=float(monitored.max(initial=0.0)),
             basis=self.basis,
+            ranks=self.ranks,
         )
 
 
@@ -289,6 +306,7 @@ def lockstep(
     folder: Path | str | None = None,
     on_disk: bool = False,
     save_every: int = 50,
+    across_ranks: bool = False,
     label: str = "Lanczos",
 ) -> list[Tridiagonal]:
     """Run Lanczos from several independent starts that share the calls of the operator.
@@ -309,11 +327,14 @@ def lockstep(
         folder: where to keep a checkpoint, and to resume from it if there is one; the same bits either way.
         on_disk: map the basis into a file in `folder` in place of memory.
         save_every: steps between checkpoints.
+        across_ranks: share the run with the other ranks of the process group, which make the same call. The starts are
+            whole and the same on all; `operator` returns this rank's share of the products; see `nqflib.lanczos.ranks`.
         label: of the progress bar.
 
     Raises:
         ValueError: for starts that are empty, zero, not finite or not of a full-precision format, and for a
-            checkpoint of another run.
+            checkpoint of another run; across ranks, for settings that differ between them.
+        LostRankError: across ranks, when another one ended or was silent for the group's timeout.
     """
     basis_dtype = basis_dtype or starts.dtype
     method = method or ("delayed" if basis_dtype.itemsize >= starts.dtype.itemsize else "twice")
@@ -324,22 +345,37 @@ def lockstep(
     tolerance = 64 * torch.finfo(starts.dtype).eps if tolerance is None else tolerance
     from nqflib.lanczos.resume import Checkpoint
 
-    saved = None if folder is None else Checkpoint(Path(folder), starts, method, basis_dtype)
+    ranks = Ranks(starts.shape[1], across_ranks)
+    saved = None if folder is None else Checkpoint(Path(folder), starts, method, basis_dtype, ranks)
     runs = []
     for i, vector in enumerate(starts):
         file = saved.rows_file(i) if saved is not None and on_disk else None
-        basis = Basis(starts.shape[1], capacity, basis_dtype or starts.dtype, starts.device, storage=storage, file=file)
-        runs.append(Start(vector, basis, tolerance))
+        basis = Basis(ranks.width, capacity, basis_dtype, starts.device, storage=storage, file=file)
+        runs.append(Start(vector, basis, tolerance, ranks))
+    ranks.agree(
+        starts=(starts.dtype, [run.start_norm.item() for run in runs]),
+        depth=depth,
+        method=method,
+        basis_dtype=basis_dtype,
+        tolerance=tolerance,
+        fetch_every=fetch_every,
+        monitor_every=monitor_every,
+        save_every=save_every,
+        folder=folder if folder is None else str(folder),
+    )
     first = saved.load(runs) if saved is not None else 0
-    for j in progress(range(first, capacity), label):
+    ranks.agree(checkpoint=f"{first} steps")  # of a folder that not all of them see, for instance
+    steps = range(first, capacity)
+    for j in progress(steps, label) if ranks.rank == 0 else steps:
         active = [run for run in runs if run.stop is None]
         if not active:
             break
-        products = operator(torch.stack([run.query for run in active]))
+        products = operator(ranks.whole(torch.stack([run.query for run in active])))
         if products.shape != (len(active), starts.shape[1]):
             raise ValueError(
                 f"operator must return shape {(len(active), starts.shape[1])}, got {tuple(products.shape)}"
             )
+        products = ranks.sum_to_shard(products.to(starts.dtype))
         monitor = (j + 1) % monitor_every == 0 or j + 1 == capacity
         for run, product in zip(active, products, strict=True):
             (run.delayed if method == "delayed" else run.twice)(j, product, monitor)
