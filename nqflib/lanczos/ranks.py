@@ -65,6 +65,8 @@ class Ranks:
 
     def shard(self, vectors: Tensor) -> Tensor:
         """This rank's columns (..., width) of whole vectors (..., n)."""
+        if self.count == 1:
+            return vectors
         part = vectors[..., self.first : self.first + self.width]
         return F.pad(part, (0, self.width - part.shape[-1]))
 
@@ -72,10 +74,10 @@ class Ranks:
         """The ranks' tensors of one shape, (count, ...)."""
         if self.count == 1:
             return tensor[None]
-        stacked = tensor.new_empty(self.count, *tensor.shape)
+        stacked = tensor.new_empty(self.count * tensor.numel())  # gloo takes no other shape of several dimensions
         with self._others():
-            _all_gather(stacked, tensor.contiguous())
-        return stacked
+            _all_gather(stacked, tensor.flatten())
+        return stacked.view(self.count, *tensor.shape)
 
     def whole(self, shards: Tensor) -> Tensor:
         """Whole vectors (k, n) from every rank's shards (k, width)."""
@@ -87,11 +89,11 @@ class Ranks:
         if self.count == 1:
             return products
         padded = F.pad(products, (0, self.count * self.width - self.n))
-        pieces = padded.view(len(products), self.count, self.width).movedim(1, 0).contiguous()
-        total = torch.empty_like(pieces[0])
+        pieces = padded.view(len(products), self.count, self.width).movedim(1, 0).flatten()
+        total = products.new_empty(len(products) * self.width)
         with self._others():
             _reduce_scatter(total, pieces)
-        return total
+        return total.view(len(products), self.width)
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over ranks, in place."""

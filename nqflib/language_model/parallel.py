@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -49,12 +50,15 @@ def copy_from_first(tensors: list[Tensor]) -> None:
 
 
 @contextmanager
-def process_group(device: torch.device) -> Iterator[None]:
-    """The group that `torchrun` announces in the environment, if any, for the duration."""
+def process_group(device: torch.device, timeout: timedelta | None = None) -> Iterator[None]:
+    """The group that `torchrun` announces in the environment, if any, for the duration.
+
+    A process that waits longer than `timeout` for the others ends with an error; torch's own is 10 or 30 minutes.
+    """
     if "RANK" not in os.environ or dist.is_initialized():
         yield
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
     try:
         yield
     finally:
