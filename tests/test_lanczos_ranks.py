@@ -24,6 +24,7 @@ from nqflib.language_model import storage
 from nqflib.quadrature import gauss
 
 DEPTH, SECONDS = 40, 60
+LAZY = "torch.fx.experimental.symbolic_shapes"  # imported by the first product, for two seconds
 FORMATS = {
     "delayed": {"method": "delayed"},
     "twice": {"method": "twice"},
@@ -43,7 +44,7 @@ def quiet_progress(tmp_path, monkeypatch):
 def together(count, work, folder, *arguments, timeout=SECONDS):
     """`work(*arguments)` on `count` ranks; what each returned, or the text of what it raised, None for a killed one."""
     context = multiprocessing.get_context("forkserver")  # imports torch once, and forks before any thread is there
-    context.set_forkserver_preload(["nqflib.curvature", "nqflib.lanczos.iteration", "nqflib.quadrature", "pytest"])
+    context.set_forkserver_preload(["nqflib.curvature", "nqflib.lanczos", "nqflib.quadrature", "pytest", LAZY])
     meeting = folder / f"meeting_{time.monotonic_ns()}"
     meeting.mkdir()
     processes = [
@@ -133,10 +134,8 @@ def _spectra():
     found = {}
     for name, options in FORMATS.items():
         run = spectrum(**options)
-        found[name] = numbers(run) | {
-            "masses": run.ritz_masses(weights, [96, 1, 100]),
-            "vectors": run.ritz_vectors(weights),
-        }
+        ritz = {"masses": run.ritz_masses(weights, [96, 1, 100]), "vectors": run.ritz_vectors(weights)}
+        found[name] = numbers(run) | ritz
     found["float64"] = numbers(spectrum(torch.float64))
     eigenvalues, starts = torch.arange(1.0, 6, dtype=torch.float64), torch.ones(2, 5, dtype=torch.float64)
     starts[1, 2:] = 0
@@ -158,9 +157,8 @@ def test_several_ranks_have_the_spectrum_of_one(count, tmp_path):
         assert ritz_difference(one["float64"], found["float64"]) < 1e-12
         # Four ranks share five parameters as 2, 2, 1 and none, and the whole space is that of all.
         assert found["five"]["stop"] is Stop.WHOLE_SPACE
-        np.testing.assert_allclose(
-            gauss(found["five"]["alphas"], found["five"]["betas"]).nodes, range(1, 6), rtol=1e-13
-        )
+        nodes = gauss(found["five"]["alphas"], found["five"]["betas"]).nodes
+        np.testing.assert_allclose(nodes, range(1, 6), rtol=1e-13)
         assert found["two of five"]["stop"] is Stop.INVARIANT
         assert found["two of five"]["alphas"].size == 2
         for name in one:
@@ -244,11 +242,13 @@ def test_nan_on_one_rank_stops_all_of_them_at_that_step(tmp_path):
 
 def _silent():
     def wait(call, product):
+        nonlocal begin
+        begin = time.monotonic()
         if call == 5 and dist.get_rank() == 1:
-            time.sleep(6)
+            time.sleep(4)
         return product
 
-    begin = time.monotonic()
+    begin = 0.0
     try:
         spectrum(spoil=wait)
     except LostRankError as error:
@@ -260,7 +260,7 @@ def test_a_silent_rank_ends_the_others_after_the_groups_timeout(tmp_path):
     message, seconds = together(2, _silent, tmp_path, timeout=1)[0]
     assert "rank 0 of 2 stops: another rank ended or did not answer" in message
     assert "go on from its last checkpoint" in message
-    assert seconds < 5
+    assert 0.9 < seconds < 3.5
 
 
 # -------------------------------------------------------------------------------------- checkpoints
