@@ -22,9 +22,9 @@ ENTRY_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 PASSES = {"delayed": 2, "twice": 4}  # reads of the basis a step
 GRADIENTS = {"gauss_newton": 2, "hessian": 3}  # cost of a product in gradients of 6 N FLOP a token
 RESERVE = 0.85  # share of a device's memory that a run may fill; weights, activations and the context take the rest
-# Vectors of length N in the work format besides the basis: the pair, the last vector, the block that the operator gets,
-# its product, and one vector of scratch.
-VECTORS = 6
+# Vectors of length N in the work format besides the basis. The pair and the last vector are split as the basis is; the
+# block that the operator gets, its product, and one vector of scratch are whole on every device.
+SPLIT, WHOLE = 3, 3
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Plan:
 
 
 def run_memory(parameters: int, depth: int, *, basis: str = "fp32", work_bytes: int = 4) -> int:
-    """Bytes of a run on one device without the operator's own: the basis and `VECTORS` vectors."""
-    return ENTRY_BYTES[basis] * depth * parameters + VECTORS * work_bytes * parameters
+    """Bytes of a run on one device without the operator's own: the basis and `SPLIT` + `WHOLE` vectors."""
+    return ENTRY_BYTES[basis] * depth * parameters + (SPLIT + WHOLE) * work_bytes * parameters
 
 
 def plan(
@@ -109,7 +109,8 @@ def plan(
             raise ValueError(f"{name} must be at least 1, got {value}")
     kind, row = DEVICES[device], ENTRY_BYTES[basis] * parameters
     work = 8 if basis == "fp64" else 4
-    held, room = run_memory(parameters, depth, basis=basis, work_bytes=work) / count, RESERVE * kind.memory
+    vectors = (SPLIT / count + WHOLE) * work * parameters
+    held, room = row * depth / count + vectors, RESERVE * kind.memory
     read = PASSES[method] * row * depth * (depth - 1) // 2
     flop = 6.0 * GRADIENTS[product] * parameters * tokens * depth
     exchange = 0.0 if count == 1 else depth * 2 * work * parameters * (count - 1) / count
@@ -124,7 +125,7 @@ def plan(
         product_hours=flop / (count * kind.flops) / 3600,
         exchange_hours=exchange / kind.link / 3600,
         fits=held <= room,
-        deepest=max(0, int((room * count - VECTORS * work * parameters) // row)),
+        deepest=max(0, int((room - vectors) * count // row)),
     )
 
 
