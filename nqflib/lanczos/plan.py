@@ -66,9 +66,10 @@ class Plan:
         return self.reorthogonalisation_hours + self.product_hours + self.exchange_hours
 
 
-def run_memory(parameters: int, depth: int, *, basis: str = "fp32", work_bytes: int = 4) -> int:
-    """Bytes of a run on one device without the operator's own: the basis and `SPLIT` + `WHOLE` vectors."""
-    return ENTRY_BYTES[basis] * depth * parameters + (SPLIT + WHOLE) * work_bytes * parameters
+def run_memory(parameters: int, depth: int, *, basis: str = "fp32", work_bytes: int = 4, count: int = 1) -> float:
+    """Bytes of a run on each of `count` devices without the operator's own: its part of the basis, and the vectors."""
+    vectors = (SPLIT / count + WHOLE) * work_bytes * parameters
+    return ENTRY_BYTES[basis] * depth * parameters / count + vectors
 
 
 def plan(
@@ -109,8 +110,8 @@ def plan(
             raise ValueError(f"{name} must be at least 1, got {value}")
     kind, row = DEVICES[device], ENTRY_BYTES[basis] * parameters
     work = 8 if basis == "fp64" else 4
-    vectors = (SPLIT / count + WHOLE) * work * parameters
-    held, room = row * depth / count + vectors, RESERVE * kind.memory
+    of = {"basis": basis, "work_bytes": work, "count": count}
+    held, room = run_memory(parameters, depth, **of), RESERVE * kind.memory
     read = PASSES[method] * row * depth * (depth - 1) // 2
     flop = 6.0 * GRADIENTS[product] * parameters * tokens * depth
     exchange = 0.0 if count == 1 else depth * 2 * work * parameters * (count - 1) / count
@@ -125,7 +126,7 @@ def plan(
         product_hours=flop / (count * kind.flops) / 3600,
         exchange_hours=exchange / kind.link / 3600,
         fits=held <= room,
-        deepest=max(0, int((room - vectors) * count // row)),
+        deepest=max(0, int((room - run_memory(parameters, 0, **of)) * count // row)),
     )
 
 
