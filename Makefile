@@ -19,8 +19,8 @@ book: setup ## run what changed, build the site, say where to open it
 test: setup ## all tests, those in a real browser too
 	@$(PY) tools/chromium.py && $(PY) -m pytest -n $(CORES) --dist loadfile $(T)
 
-soak: setup ## twenty real kills each of pretraining and of Lanczos, every one resumed to the same bits
-	@NQF_KILLS=20 $(PY) -m pytest tests/language_model/test_kills.py tests/test_lanczos_resume.py
+soak: setup ## twenty real kills each of pretraining and of Lanczos, resumed to the same bits; intervals over a hundred seeds
+	@NQF_KILLS=20 NQF_SEEDS=100 $(PY) -m pytest tests/language_model/test_kills.py tests/test_lanczos_resume.py tests/test_tails.py
 
 serve: ## the built book at http://127.0.0.1:8000
 	@$(PY) -m http.server --bind 127.0.0.1 --directory _build/html $(or $(PORT),8000)
