@@ -4,9 +4,8 @@ With outputs f(theta, x), a loss l(f, y) of one output each, and C outputs (toke
 
     L = (1/C) sum l,      Gauss-Newton G = (1/C) sum J^T l'' J,      Hessian H = G + (1/C) sum l' . d2f,
 
-J = df/dtheta. Batches may differ in size: sums are divided once, by C. A product with the preconditioned operator is
-
-    P^(1/2) C P^(1/2) v,     P = pre post / (sqrt(nu^) + eps)  ("adam")    or    pre post  ("raw").
+J = df/dtheta. Batches may differ in size: sums are divided once, by C. What an optimizer sees of it is in
+`nqflib.geometry`.
 
     >>> model = nn.Linear(2, 1, bias=False, dtype=torch.float64)
     >>> x, y = torch.tensor([[1.0, 2.0], [3.0, 1.0]]).double(), torch.zeros(2, 1).double()
@@ -377,42 +376,6 @@ def _parameters(model: Any, parameters: Mapping[str, Tensor] | None) -> Paramete
     if not parameters:
         raise ValueError("parameters must be given by name for a model that is a function")
     return dict(parameters)
-
-
-# ------------------------------------------------------------------------------------- geometry
-
-
-def adam_geometry(second_moment: Tensor, pre: Tensor, post: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """P = pre post / (sqrt(nu^) + eps), (n,), from the corrected second moment nu^ of pre times the gradient.
-
-    `pre` and `post` hold each parameter's factors; post includes the embedding's scale, and the learning rate is in
-    neither. Source: the code of Meterez et al. 2026.
-    """
-    return pre * post / (second_moment.sqrt() + eps)
-
-
-def raw_geometry(pre: Tensor, post: Tensor) -> Tensor:
-    """P = pre post, (n,): what gradient descent sees in a parametrisation with factors; not the identity."""
-    return pre * post
-
-
-def capped(P: Tensor, quantile: float = 0.95) -> tuple[Tensor, float]:
-    """P (n,) with entries above its quantile replaced by it, and that quantile.
-
-    Rare tokens and dead neurons have a tiny nu^, and a few huge entries of P then rule the preconditioned curvature.
-    """
-    if not 0 < quantile <= 1:
-        raise ValueError(f"quantile must lie in (0, 1], got {quantile}")
-    cap = P.kthvalue(max(1, int(np.ceil(quantile * P.numel())))).values  # torch.quantile ends at 16 million entries
-    return P.minimum(cap), cap.item()
-
-
-def preconditioned(product: Product, P: Tensor) -> Product:
-    """v -> P^(1/2) C P^(1/2) v for v (n,) or (k, n), with the diagonal P (n,). The matching gradient is P^(1/2) g."""
-    if not (P.isfinite().all() and (P >= 0).all()):
-        raise ValueError("P must be finite and not negative")
-    root = P.sqrt()
-    return lambda v: root * product(root * v)
 
 
 def as_linear_operator(product: Product, n: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:

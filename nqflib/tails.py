@@ -26,6 +26,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
 from nqflib.arguments import Array
@@ -80,16 +81,18 @@ def tail(curve: RankCurve, window: tuple[float, float]) -> TailFit:
     r, y, covariance = _points(curve, window)
     x = np.log(r)
     fit = _least_squares(np.stack([np.ones_like(x), -x], 1), y, covariance)
-    alpha = fit.values[1]
-    wide = fit.widths[1]
-    positive = curve.values > 0
+    alpha, wide = fit.values[1], fit.widths[1]
     slopes = (np.empty(0), np.empty(0))
     if window[1] / window[0] > 4 * (1 + 1e-9):
-        order = np.argsort(curve.ranks[positive], kind="stable")
-        ranks, values = curve.ranks[positive][order], curve.values[positive][order]
-        rising = np.concatenate([[True], np.diff(ranks) > 0]) & (ranks > 0)
-        slopes = local_exponents(ranks[rising], values[rising], factor=4.0, window=window)
+        ranks, log_values, _ = _steps(curve)
+        slopes = local_exponents(ranks, np.exp(log_values), factor=4.0, window=window)
     return TailFit(alpha, (alpha - wide, alpha + wide), float(np.exp(fit.values[0])), fit.misfit, *slopes)
+
+
+def eigenvalues_at(curve: RankCurve, ranks: ArrayLike) -> Array:
+    """The positive eigenvalues (K,) at these ranks, by the middle of the bounds, with straight lines in logarithms."""
+    at, log_values, _ = _steps(curve)
+    return np.exp(np.interp(np.log(ranks), np.log(at), log_values))
 
 
 def spectral_break(curve: RankCurve, window: tuple[float, float]) -> BreakFit:
@@ -193,13 +196,7 @@ def _least_squares(design: Array, y: Array, covariance: Array) -> _Fit:
 
 def _points(curve: RankCurve, window: tuple[float, float], count: int = _POINTS) -> tuple[Array, Array, Array]:
     """Ranks (P,) even in ln r, ln lambda there, and its covariance (P, P) up to what the exponent's size changes."""
-    positive = (curve.values > 0) & (curve.ranks > 0)
-    # r eigenvalues lie above a value between those of index r and r + 1: the middle of a step has index r + 1/2.
-    steps, owner = np.unique(curve.ranks[positive], return_inverse=True)
-    held = np.bincount(owner)
-    log_values = np.bincount(owner, np.log(curve.values[positive])) / held
-    opening = np.bincount(owner, (curve.upper - curve.lower)[positive]) / held
-    ranks = steps + 0.5
+    ranks, log_values, opening = _steps(curve)
     if ranks.size < 3 or not ranks[0] <= window[0] < window[1] <= ranks[-1]:
         within = f"{ranks[0]:.3g} to {ranks[-1]:.3g}" if ranks.size else "none"
         raise ValueError(f"window must lie within the ranks of positive eigenvalues ({within}), got {window}")
@@ -212,3 +209,13 @@ def _points(curve: RankCurve, window: tuple[float, float], count: int = _POINTS)
     relative += np.diag((_OPENING * opening / r) ** 2 + (0.5 / r) ** 2)
     steepness = max(float(-np.polyfit(np.log(r), y, 1)[0]), 1e-3)
     return r, y, steepness**2 * relative
+
+
+def _steps(curve: RankCurve) -> tuple[Array, Array, Array]:
+    """Rising ranks of the positive eigenvalues, the mean of ln lambda over the values at each, and of the opening."""
+    positive = (curve.values > 0) & (curve.ranks > 0)
+    # r eigenvalues lie above a value between those of index r and r + 1: the middle of a step has index r + 1/2.
+    steps, owner = np.unique(curve.ranks[positive], return_inverse=True)
+    held = np.bincount(owner)
+    log_values = np.bincount(owner, np.log(curve.values[positive])) / held
+    return steps + 0.5, log_values, np.bincount(owner, (curve.upper - curve.lower)[positive]) / held

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from nqflib import curvature as c
-from nqflib import layers
+from nqflib import geometry, layers
 from nqflib.lanczos import lanczos
 from nqflib.language_model.optimizer import Adam
 from nqflib.language_model.transformer import Architecture, Transformer, flatten
@@ -169,6 +169,7 @@ def references():
 
 def test_the_example_in_the_module_runs():
     assert doctest.testmod(c).failed == 0
+    assert doctest.testmod(geometry).failed == 0
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -256,19 +257,19 @@ def test_the_geometries_and_the_cap():
     model = small_transformer()
     adam = Adam.start(model, flatten({n: p.detach() for n, p in model.named_parameters()}))
     nu = double(len(adam.weights), seed=6).square() * 1e-6
-    P = c.adam_geometry(nu, adam.pre, adam.post)
+    P = geometry.adam_geometry(nu, adam.pre, adam.post)
     embedding = 7 * 4
     np.testing.assert_allclose(P[:embedding], 4 / 64 / (nu[:embedding].sqrt() + 1e-8), rtol=1e-12)
-    unembedding = c.raw_geometry(adam.pre, adam.post)[embedding : 2 * embedding]
+    unembedding = geometry.raw_geometry(adam.pre, adam.post)[embedding : 2 * embedding]
     np.testing.assert_allclose(unembedding, 1 / 4, rtol=1e-12)
-    cap, value = c.capped(P)
+    cap, value = geometry.capped(P)
     assert (value < P).double().mean().item() == pytest.approx(0.05, abs=1 / len(P))
     assert cap.max().item() == value
     torch.testing.assert_close(cap[value >= P], P[value >= P])
     root = P.sqrt()
     matrix = double(len(P), len(P), seed=7)
     v = double(2, len(P), seed=8)
-    product = c.preconditioned(lambda u: u @ (matrix + matrix.T), P)
+    product = geometry.preconditioned(lambda u: u @ (matrix + matrix.T), P)
     torch.testing.assert_close(product(v), v @ (torch.diag(root) @ (matrix + matrix.T) @ torch.diag(root)))
 
 
@@ -346,8 +347,8 @@ def test_memory_stays_flat_over_50_products_and_no_gradients_are_left_behind(pla
         (lambda m, b: c.Curvature(m, b).hessian(torch.ones(3)), "vectors must have shape"),
         (lambda m, b: c.Curvature(nn.Sequential(m, nn.Dropout()), b), "switch dropout off by .eval"),
         (lambda m, b: c.Curvature(small_transformer().requires_grad_(False), b), "no parameter requires a gradient"),
-        (lambda m, b: c.capped(torch.ones(3), 1.5), "quantile must lie in"),
-        (lambda m, b: c.preconditioned(lambda v: v, -torch.ones(3)), "P must be finite and not negative"),
+        (lambda m, b: geometry.capped(torch.ones(3), 1.5), "quantile must lie in"),
+        (lambda m, b: geometry.preconditioned(lambda v: v, -torch.ones(3)), "P must be finite and not negative"),
     ],
 )
 def test_bad_input_is_refused_by_name(call, message):

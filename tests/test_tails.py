@@ -70,6 +70,7 @@ def test_intervals_of_the_tail_exponent_hold_it(fits):
     assert coverage(intervals, ALPHA) >= 0.88
     assert half_width(intervals) <= 0.06
     assert np.mean([tail.exponent for tail, _, _ in fits]) == pytest.approx(ALPHA, abs=0.03)
+    assert 0.5 < np.mean([tail.misfit for tail, _, _ in fits]) < 1.5  # the covariance has the right size
 
 
 def test_intervals_of_the_break_hold_it(fits):
@@ -98,13 +99,21 @@ def test_a_power_law_without_a_break_shows_none():
     assert found.interval == (10, 5000)
 
 
+def test_eigenvalues_between_the_values_of_a_curve():
+    values = np.geomspace(1e-4, 1, 60)
+    found = tails.eigenvalues_at(made_curve(values, values ** (-1 / 0.8)), [10, 123.4, 1000])
+    np.testing.assert_allclose(found, np.array([10, 123.4, 1000]) ** -0.8, rtol=1e-9)
+
+
 def test_a_tail_that_bends_is_not_one_power_law():
     values = np.geomspace(1e-4, 1, 400)
     x = -np.log(values)
-    curve = made_curve(values, np.exp(1.25 * x - 0.03 * x**2), starts=8)  # exponents from 0.8 to 1.4
+    curve = made_curve(values, np.exp(1.25 * x - 0.035 * x**2), starts=8)  # ln r bends
     fit = tails.tail(curve, (20, float(curve.ranks.max() / 2)))
     assert fit.misfit > 2
     assert np.ptp(fit.slopes) > 0.3
+    exact = 1 / np.sqrt(1.25**2 - 4 * 0.035 * np.log(fit.ranks))  # -dx / d ln r
+    np.testing.assert_allclose(fit.slopes, exact, rtol=0.01)
     assert fit.ranks[0] == pytest.approx(40, rel=1e-6)
 
 

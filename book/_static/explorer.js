@@ -1,6 +1,7 @@
 // Figures with sliders. The numbers stand in the page as JSON (see nqflib/explorer.py); this script draws them as SVG
 // in place of the still figure, which remains for print and for readers without scripts.
 document.addEventListener("DOMContentLoaded", () => {
+  const { element, shaded, superscript, svg } = Nodes;
   for (const box of document.querySelectorAll(".nqf-explorer")) start(box);
 
   function start(box) {
@@ -132,30 +133,5 @@ document.addEventListener("DOMContentLoaded", () => {
       for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++) found.push([k * step, String(+(k * step).toPrecision(6)).replace("-", "−")]);
     }
     return found;
-  }
-
-  function superscript(k) {
-    return String(k).replace(/./g, (c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[c]));
-  }
-
-  function shaded(node, [light, dark]) {
-    node.style.setProperty("--light", light);
-    node.style.setProperty("--dark", dark);
-    node.classList.add("nqf-shade");
-    return node;
-  }
-
-  function element(name, attributes = {}, text = "") {
-    return filled(document.createElement(name), attributes, text);
-  }
-
-  function svg(name, attributes = {}, text = "") {
-    return filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, text);
-  }
-
-  function filled(node, attributes, text) {
-    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-    if (text) node.textContent = text;
-    return node;
   }
 });

@@ -228,6 +228,7 @@ if (typeof document !== "undefined") {
 }
 
 function dragStaircase(box) {
+  const { element, shaded, superscript, svg } = Nodes;
   const { modes: K, shades, start, presets, reference } = JSON.parse(box.querySelector("script").textContent);
   const [FROM, TO, POINTS] = [0.5, 2000, 200]; // times drawn
   const times = Float64Array.from({ length: POINTS }, (_, i) => FROM * (TO / FROM) ** (i / (POINTS - 1)));
@@ -458,27 +459,6 @@ function dragStaircase(box) {
 
   function scientific(value) {
     const [mantissa, exponent] = value.toExponential(1).split("e");
-    return `${mantissa} × 10${String(Number(exponent)).replace(/./g, (c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[c]))}`;
-  }
-
-  function shaded(node, [light, dark]) {
-    node.style.setProperty("--light", light);
-    node.style.setProperty("--dark", dark);
-    node.classList.add("nqf-shade");
-    return node;
-  }
-
-  function element(name, attributes = {}, text = "") {
-    return filled(document.createElement(name), attributes, text);
-  }
-
-  function svg(name, attributes = {}, text = "") {
-    return filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, text);
-  }
-
-  function filled(node, attributes, text) {
-    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-    if (text) node.textContent = text;
-    return node;
+    return `${mantissa} × 10${superscript(Number(exponent))}`;
   }
 }

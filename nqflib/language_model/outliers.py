@@ -41,7 +41,7 @@ def sequence_scores(
         checkpoint: gives the weights.
         windows: ids of tokens.
         P: (n,), diagonal of the preconditioner.
-        probes: K, at least 2; the relative error of a score that one direction rules is about sqrt(8 / K).
+        probes: K, at least 2; K (K - 1) / 2 pairs are averaged.
         seed: of the probes.
     """
     if probes < 2:

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from scipy.linalg import eigh_tridiagonal
 from torch import Tensor
 
-from nqflib.curvature import Curvature, adam_geometry, capped, preconditioned, raw_geometry
+from nqflib.curvature import Curvature
+from nqflib.geometry import adam_geometry, capped, preconditioned, raw_geometry
 from nqflib.lanczos import lockstep, random_starts
 from nqflib.language_model.checkpoints import Averaged, Checkpoint
 from nqflib.language_model.corpus import Corpus
@@ -148,12 +149,11 @@ class Cell:
 
     def file(self, folder: Path | None = None) -> Path:
         """Where the result is kept (default: in `cache_folder()`)."""
-        options = [self.matrix, self.geometry, self.tokens, self.depth, self.starts, self.cap, self.seed, self.shuffled]
-        options.append(self.gradient_tokens)
+        names = ("matrix", "geometry", "tokens", "depth", "starts", "cap", "seed", "shuffled", "gradient_tokens")
         cause = {
             "recipe": self.checkpoint.recipe,
             "step": self.checkpoint.step,
-            "options": options,
+            "options": [getattr(self, name) for name in names],
             "format": FORMAT,
         }
         return (folder or cache_folder()) / "spectra" / f"{content_key(cause)}.npz"

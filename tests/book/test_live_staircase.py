@@ -49,7 +49,8 @@ def address(tmp_path_factory):
         <title>live</title><link rel="stylesheet" href="{(site.BOOK / "_static" / "nqf.css").as_uri()}">
         <link rel="icon" href="data:,"><figure><div class="nqf-staircase"><script type="application/json">
         {json.dumps(content)}</script></div><div class="nqf-themes"><img class="only-light" alt="Modes." src="data:,">
-        </div></figure><script src="{(site.BOOK / "_static" / "live_staircase.js").as_uri()}"></script></html>""",
+        </div></figure><script src="{(site.BOOK / "_static" / "nodes.js").as_uri()}"></script>
+        <script src="{(site.BOOK / "_static" / "live_staircase.js").as_uri()}"></script></html>""",
         "utf-8",
     )
     return (folder / "page.html").as_uri()

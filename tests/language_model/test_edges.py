@@ -5,7 +5,7 @@ import pytest
 import torch
 from small_runs import small_run, write_text
 
-from nqflib.curvature import preconditioned
+from nqflib.geometry import preconditioned
 from nqflib.language_model import edges
 from nqflib.language_model.edges import full_batch_limit, largest_stable, stream_after
 from nqflib.language_model.optimizer import EPS

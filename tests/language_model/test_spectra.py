@@ -148,12 +148,40 @@ def test_a_spectrum_is_computed_once_and_read_afterwards(trained, monkeypatch):
     for one, two in zip([*first.runs, first.gradient_run], [*again.runs, again.gradient_run], strict=True):
         np.testing.assert_array_equal(one, two)
     np.testing.assert_array_equal(first.masses, again.masses)
+    np.testing.assert_array_equal(first.rows, again.rows)
     assert (first.gradient_square, first.size, first.names, first.cap, first.orthogonality) == (
         again.gradient_square, again.size, again.names, again.cap, again.orthogonality,
     )  # fmt: skip
-    for changes in ({"seed": 4}, {"tokens": 128}, {"geometry": "raw"}, {"cap": None}, {"depth": 31}):
+    for changes in (
+        {"seed": 4},
+        {"tokens": 128},
+        {"geometry": "raw"},
+        {"cap": None},
+        {"depth": 31},
+        {"shuffled": True},
+        {"gradient_tokens": 128},
+    ):
         with pytest.raises(pytest.fail.Exception, match="computed again"):
             spectrum(trained, **({"matrix": "gauss_newton", "starts": 2, "seed": 3} | changes))
+
+
+def test_what_another_process_computes_is_left_for_later(trained, monkeypatch):
+    _, run, result, checkpoint = trained
+    cells = {name: Cell(run, checkpoint, result.corpus, seed=seed) for name, seed in (("one", 1), ("two", 2))}
+    order = []
+    monkeypatch.setattr(spectra, "is_locked", lambda file: file == cells["one"].file() and len(order) < 1)
+    monkeypatch.setattr(spectra, "lanczos_at", lambda cell, _: order.append(cell.seed) or cell.seed)
+    assert lanczos_all(cells) == {"one": 1, "two": 2}
+    assert order == [2, 1]
+
+
+def test_a_gradient_over_more_tokens_is_another_start_of_the_same_operator(trained):
+    few, more = spectrum(trained), spectrum(trained, gradient_tokens=128)
+    np.testing.assert_array_equal(few.runs[0][0], more.runs[0][0])
+    _, gradient = hessian_rows(trained, 128, torch.zeros(1, few.size, dtype=torch.float64))
+    P, _ = preconditioner(trained[1], trained[3], "adam", 0.95)
+    assert more.gradient_square == pytest.approx((P * gradient**2).sum().item(), rel=1e-9)
+    assert more.gradient_square != few.gradient_square
 
 
 def test_a_damaged_result_is_named(trained, tmp_path):
