@@ -92,6 +92,11 @@ def test_lint_lets_ordinary_addresses_and_paths_pass(text):
     assert lint.forbidden(text) == []
 
 
+def test_lint_refuses_a_link_to_a_page_by_its_bare_name():
+    assert [line for line, _, _ in lint.bare_links("fine\nsee [where it ends](limits)")] == [2]
+    assert lint.bare_links("see {doc}`where it ends <limits>`, [the licence](LICENSE) and forms[0](W)") == []
+
+
 def test_a_missing_chromium_is_one_loud_line_and_an_error_only_in_ci():
     script = (
         "import sys, shutil, pathlib, runpy, subprocess; shutil.which = lambda *a, **k: None;"

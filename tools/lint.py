@@ -19,6 +19,7 @@ FORBIDDEN = {
     "path of a machine": re.compile(r"(?<![\w.-])/(?:home|Users|root|work|tmp)/[\w.-]+"),
     "address of a package index": re.compile(r"--(?:extra-)?index-url[= ]+https?:|https?://[\w.-]*/simple\b"),
 }
+BARE_LINK = re.compile(r"\[[^\]\[]+\]\((\w+)\)")
 NOT_TEXT = {".xz", ".npz", ".png", ".ico", ".woff2"}
 
 
@@ -32,6 +33,17 @@ def forbidden(text: str) -> list[tuple[int, str, str]]:
     ]
 
 
+def bare_links(text: str) -> list[tuple[int, str, str]]:
+    """Links to a page by its bare name: a figure or module may share it, and Sphinx can only guess what is meant."""
+    pages = {path.stem for path in (ROOT / "notebooks").glob("*/*.md")}
+    return [
+        (number, "link by a bare name, write {doc}`text <page>`", match[0])
+        for number, line in enumerate(text.splitlines(), 1)
+        for match in BARE_LINK.finditer(line)
+        if match[1] in pages
+    ]
+
+
 def tracked_files() -> list[Path]:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
@@ -42,7 +54,8 @@ def check_files() -> bool:
     for path in tracked_files():
         if path.suffix in NOT_TEXT:
             continue
-        for line, kind, match in forbidden(path.read_text("utf-8")):
+        text = path.read_text("utf-8")
+        for line, kind, match in forbidden(text) + (bare_links(text) if path.suffix == ".md" else []):
             print(f"{path.relative_to(ROOT)}:{line}: {kind}: {match}")
             clean = False
     return clean
