@@ -272,7 +272,7 @@ function dragStaircase(box) {
     });
     row.append(button);
   }
-  const drawing = element("div", { class: "nqf-panels", role: "img" });
+  const drawing = element("div", { class: "nqf-panels", role: "img", "aria-label": `Abundances, times of appearance and loss of ${K} modes.` });
   const sentence = element("output", { class: "nqf-frame-text", "aria-live": "polite" });
   const work = element("p", { class: "nqf-foot" });
   box.append(row, form, drawing, sentence, work);
