@@ -7,7 +7,6 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
-import chromium
 import nbformat
 import pytest
 
@@ -239,35 +238,24 @@ def test_nothing_measured_needs_no_book(tmp_path):
 
 
 @pytest.mark.browser
-def test_the_filter_hides_rows_works_by_keyboard_and_never_hides_a_linked_claim(html):
-    playwright = pytest.importorskip("playwright.sync_api")
-    if (browser_path := chromium.find()) is None:
-        pytest.skip("no Chromium on this machine")
+def test_the_filter_hides_rows_works_by_keyboard_and_never_hides_a_linked_claim(html, page):
     script = (ROOT / "book" / "_static" / "scoreboard.js").read_text("utf-8")
     page_path = html / "scoreboard.html"
     page_path.write_text(page_path.read_text("utf-8").replace("</head>", f"<script>{script}</script></head>"), "utf-8")
-    with playwright.sync_playwright() as runner:
-        browser = runner.chromium.launch(executable_path=browser_path, args=["--no-sandbox", "--disable-gpu"])
-        try:
-            page = browser.new_page()
-            errors = []
-            page.on("pageerror", lambda error: errors.append(str(error)))
-            page.goto(page_path.as_uri())
-            visible = "tr:visible .claim-verdict"
-            assert page.locator(visible).count() == 7
-            assert page.locator("output").inner_text() == "7 of 7 claims"
-            page.get_by_label("Verdict").focus()
-            page.keyboard.press("o")  # choosing by the first letter is the browser's own
-            assert page.get_by_label("Verdict").input_value() == "open"
-            assert page.locator(visible).count() == 2
-            page.get_by_label("Paper").select_option("quadratic")
-            assert page.locator(visible).all_inner_texts() == ["○ open"]
-            assert page.locator("h2.claim-paper:visible").all_inner_texts() == ["A Defense of the Quadratic Model"]
-            assert page.locator(".claim-group:visible").count() == 1
-            page.evaluate("location.hash = 'score-good'")
-            page.wait_for_function("document.querySelector('output').textContent === '7 of 7 claims'")
-            page.goto(page_path.as_uri() + "?verdict=contradicted")
-            assert page.locator(visible).count() == 1
-            assert errors == []
-        finally:
-            browser.close()
+    page.goto(page_path.as_uri())
+    visible = "tr:visible .claim-verdict"
+    assert page.locator(visible).count() == 7
+    assert page.locator("output").inner_text() == "7 of 7 claims"
+    page.get_by_label("Verdict").focus()
+    page.keyboard.press("o")  # choosing by the first letter is the browser's own
+    assert page.get_by_label("Verdict").input_value() == "open"
+    assert page.locator(visible).count() == 2
+    page.get_by_label("Paper").select_option("quadratic")
+    assert page.locator(visible).all_inner_texts() == ["○ open"]
+    assert page.locator("h2.claim-paper:visible").all_inner_texts() == ["A Defense of the Quadratic Model"]
+    assert page.locator(".claim-group:visible").count() == 1
+    page.evaluate("location.hash = 'score-good'")
+    page.wait_for_function("document.querySelector('output').textContent === '7 of 7 claims'")
+    page.goto(page_path.as_uri() + "?verdict=contradicted")
+    assert page.locator(visible).count() == 1
+    assert page.errors == []
