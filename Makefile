@@ -22,8 +22,8 @@ test: setup ## all tests, those in a real browser too
 soak: setup ## twenty real kills each of pretraining and of Lanczos, resumed to the same bits; intervals over a hundred seeds
 	@NQF_KILLS=20 NQF_SEEDS=100 $(PY) -m pytest tests/language_model/test_kills.py tests/test_lanczos_resume.py tests/test_tails.py
 
-serve: ## the built book at http://127.0.0.1:8000
-	@$(PY) -m http.server --bind 127.0.0.1 --directory _build/html $(or $(PORT),8000)
+serve: setup ## the built book at 127.0.0.1:8000, with a form on every page that runs its figures again (PORT=...)
+	@$(PY) -m nqflib.serve --port $(or $(PORT),8000)
 
 figure: setup ## one figure with your parameters: make figure F=nqf/fig3_features P="eps=1e-8"
 	@$(PY) -m nqflib.runner figure $(F) $(P)

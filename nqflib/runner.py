@@ -81,24 +81,26 @@ def read_notebook(page: str) -> Any:
     return jupytext.read(path)
 
 
-def run_notebook(page: str, given: Mapping[str, Any], output: Path) -> Any:
+def run_notebook(page: str, given: Mapping[str, Any], output: Path, aside: Path | None = None) -> Any:
     """Run one notebook and put the executed copy in place of `output` if every cell succeeded.
 
     Args:
         page: `part/name`, as `pages` gives it.
         given: parameters by name, checked against the notebook's declaration.
         output: where the executed notebook goes.
+        aside: where the notebook lies while it runs, under `_build/failed` if not given. Two runs of one page at
+            a time need two places.
 
     Returns:
         The executed notebook.
 
     Raises:
         ParameterError: a name, type or value of `given` is not what the notebook declares.
-        NotebookFailed: a cell raised; `output` is untouched and the half-run copy lies under `_build/failed`.
+        NotebookFailed: a cell raised; `output` is untouched and the half-run copy stays aside.
     """
     declared = declaration(read_notebook(page).cells)
     given = declared.check(given)
-    aside = FAILED / f"{page}.ipynb"
+    aside = aside or FAILED / f"{page}.ipynb"
     for folder in (aside.parent, output.parent):
         folder.mkdir(parents=True, exist_ok=True)
     os.environ |= THREADS
@@ -240,19 +242,23 @@ def input_hash(files: Iterable[Path], given: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
+def figures_of(notebook: Any) -> list[dict[str, Any]]:
+    """The figures of an executed notebook, in order, as `nqflib.figures.render` made them."""
+    outputs = (output for cell in notebook.cells for output in cell.get("outputs", []))
+    figures = (output.get("data", {}).get("application/vnd.nqf.figure+json") for output in outputs)
+    return [figure for figure in figures if figure]
+
+
 def export_figures(notebook: Any, folder: Path) -> list[Path]:
     """Write every figure of an executed notebook as SVG, PNG and CSV files into a folder."""
     written = []
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            figure = output.get("data", {}).get("application/vnd.nqf.figure+json")
-            if figure:
-                name = figure["name"]
-                contents = {f"{name}.svg": figure["svg_light"].encode(), f"{name}.png": base64.b64decode(figure["png"])}
-                contents |= {f"{stem}.csv": text.encode() for stem, text in figure["csv"].items()}
-                for file, content in contents.items():
-                    (folder / file).write_bytes(content)
-                    written.append(folder / file)
+    for figure in figures_of(notebook):
+        name = figure["name"]
+        contents = {f"{name}.svg": figure["svg_light"].encode(), f"{name}.png": base64.b64decode(figure["png"])}
+        contents |= {f"{stem}.csv": text.encode() for stem, text in figure["csv"].items()}
+        for file, content in contents.items():
+            (folder / file).write_bytes(content)
+            written.append(folder / file)
     return written
 
 
@@ -274,12 +280,23 @@ def parse_assignments(words: Iterable[str]) -> dict[str, Any]:
     return given
 
 
+def run_folder(page: str, given: Mapping[str, Any]) -> Path:
+    """Where a run with parameters of the reader's own is kept: `_build/runs/part/name/eps=1e-08,seed=1`.
+
+    A long name is cut, and ends in a hash of the parameters instead.
+    """
+    name = ",".join(f"{key}={value}" for key, value in sorted(given.items())) or "defaults"
+    name = "".join(c if c.isalnum() or c in "=,.+-_" else "_" for c in name)
+    if len(name) > 120:
+        name = f"{name[:109]}-{hashlib.sha256(json.dumps(dict(given), sort_keys=True).encode()).hexdigest()[:10]}"
+    return RUNS / page / name
+
+
 def run_figure(page: str, given: Mapping[str, Any]) -> Path:
     """Run a page with parameters of the reader's own; the notebook and its figures go to a folder named by them."""
-    from nqflib.claims import read_quantities
+    from nqflib.quantities import read_quantities
 
-    name = ",".join(f"{key}={value}" for key, value in sorted(given.items())) or "defaults"
-    folder = RUNS / page / "".join(c if c.isalnum() or c in "=,.+-_" else "_" for c in name)[:120]
+    folder = run_folder(page, given)
     notebook = run_notebook(page, given, folder / "notebook.ipynb")
     published = EXECUTED / f"{page}.ipynb"
     before = read_quantities(published) if published.exists() else {}

@@ -29,6 +29,7 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from nqflib import sphinx_links
 from nqflib.quantities import read_quantities
+from nqflib.serve import form
 from nqflib.sphinx_figures import RUN_TABLE, duration, missing_run_table, short_version
 
 LOGGER = logging.getLogger(__name__)
@@ -174,19 +175,22 @@ class Rerun(MystDirective):
     final_argument_whitespace = True
 
     def run(self) -> list[nodes.Node]:
-        run = run_metadata(Path(self.env.doc2path(self.env.docname)))
-        return self.render(lambda: self._text(run))
+        path = Path(self.env.doc2path(self.env.docname))
+        return self.render(lambda: self._text(run_metadata(path), cells(path)))
 
-    def _text(self, run: dict[str, Any]) -> str:
+    def _text(self, run: dict[str, Any], cells: list[dict[str, Any]]) -> str:
         given = self._given(run)
         unquoted = " ".join(f"{name}={value}" for name, value in given.items())
         assignments = f' P="{unquoted}"' if given else ""
         flags = "".join(f" {papermill_flag(name, value)}" for name, value in given.items())
         cost = f" This run took {duration(run['seconds'])} at preset `{run['preset']}`." if "seconds" in run else ""
         page = self.page()
+        # A script of the site turns this into the form, and lets the commands follow it.
+        html = form.embedded(page, cells, run.get("given", {}))
+        fields = f"````{{raw}} html\n{html}\n````\n\n" if html else ""
         return (
             ":::{admonition} Rerun this page\n:class: nqf-rerun\n\n"
-            f"Change any parameter of the cell marked *defaults* above.{cost}\n\n"
+            f"Change any parameter of the cell marked *defaults* above.{cost}\n\n{fields}"
             f"```bash\nmake figure F={page}{assignments}\n```\n\n"
             "or, with papermill alone,\n\n"
             f"```bash\npapermill notebooks/{page}.md out.ipynb{flags}\n```\n\n" + "\n".join(self.content) + "\n:::"
@@ -268,6 +272,13 @@ def nqf_metadata(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text("utf-8"))["metadata"].get("nqf", {})
 
 
+def cells(path: Path) -> list[dict[str, Any]]:
+    """The cells of an executed notebook, the source of each as one text; none for any other file."""
+    if path.suffix != ".ipynb" or not path.exists():
+        return []
+    return [{**cell, "source": "".join(cell["source"])} for cell in json.loads(path.read_text("utf-8"))["cells"]]
+
+
 def run_metadata(path: Path) -> dict[str, Any]:
     """What `nqflib.runner` wrote about the run of a notebook."""
     return nqf_metadata(path).get("run", {})
@@ -287,6 +298,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 def _env_version() -> int:
     """A number that changes with the code: Sphinx then reads every page anew instead of reusing the last parse."""
-    names = ("sphinx_ext", "sphinx_figures", "scoreboard", "claims", "figures")
-    code = b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in names)
+    names = ("sphinx_ext", "sphinx_figures", "scoreboard", "claims", "figures", "serve/form")
+    code = b"".join((Path(__file__).parent / f"{name}.py").read_bytes() for name in names)
     return int.from_bytes(hashlib.sha256(code).digest()[:6], "big")
