@@ -190,7 +190,7 @@ class Rerun(MystDirective):
         fields = f"````{{raw}} html\n{html}\n````\n\n" if html else ""
         return (
             ":::{admonition} Rerun this page\n:class: nqf-rerun\n\n"
-            f"Change any parameter of the cell marked *defaults* above.{cost}\n\n{fields}"
+            f"Every parameter of the cell marked *defaults* above can be changed.{cost}\n\n{fields}"
             f"```bash\nmake figure F={page}{assignments}\n```\n\n"
             "or, with papermill alone,\n\n"
             f"```bash\npapermill notebooks/{page}.md out.ipynb{flags}\n```\n\n" + "\n".join(self.content) + "\n:::"

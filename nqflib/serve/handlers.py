@@ -61,12 +61,12 @@ class RerunHandler(APIHandler):
 
     async def prepare(self) -> None:
         self.body = b""
-        # The length is known before the body is read, so that a long one never takes memory.
+        await super().prepare()
+        # The body is not read before this, so that a long one never takes memory.
         if "Transfer-Encoding" in self.request.headers:
             raise Refused(411, "say the length of the request in Content-Length")
         if int(self.request.headers.get("Content-Length", 0)) > LARGEST_BODY:
             raise Refused(413, f"a request may have {LARGEST_BODY // 1024} kB")
-        await super().prepare()
 
     def data_received(self, chunk: bytes) -> None:
         self.body += chunk
@@ -82,7 +82,9 @@ class RerunHandler(APIHandler):
             405: "this method is not allowed here",
         }
         message = getattr(error, "message", "") or said.get(status_code, responses.get(status_code, "error"))
-        if isinstance(error, web.HTTPError) and "_xsrf" in (error.log_message or ""):
+        if not self.check_host() or not self.check_origin():
+            message = "requests from other sites are refused"
+        elif isinstance(error, web.HTTPError) and "xsrf" in (error.log_message or "").lower():
             message = "the request did not come from a page of this book: the X-XSRFToken header is missing or wrong"
         self.finish(json.dumps({"message": message[:LONGEST_MESSAGE]}))
 
@@ -146,9 +148,8 @@ class RunsHandler(RerunHandler):
         page, parameters = body.get("page"), body.get("parameters", {})
         if unknown or not isinstance(page, str) or not isinstance(parameters, dict):
             raise Refused(400, 'send {"page": "part/name", "parameters": {"name": value}} and nothing else')
-        given = {name: value for name, value in parameters.items() if value is not None}
         try:
-            run = self.runs.start(page, given)
+            run = self.runs.start(page, parameters)
         except (ParameterError, OverflowError) as error:
             raise Refused(400, str(error)) from None
         except RunRefused as error:

@@ -1,4 +1,4 @@
-"""The process of one run: `python -m nqflib.serve.job FOLDER`, where `FOLDER/run.json` names page and parameters.
+"""The process of one run: `python -m nqflib.serve.job FOLDER SERVER`: page and parameters are in `FOLDER/run.json`.
 
 What the run says of itself goes to two small files that the server reads: `cells` ("7 17": in the seventh of 17
 cells) and `progress`, the line of the notebook's own progress bar. Errors go to standard error.
@@ -19,16 +19,22 @@ from nqflib import runner
 from nqflib.presets import ParameterError
 from nqflib.progress import VARIABLE, write_line
 from nqflib.serve import results
+from nqflib.serve.family import end, members
 
 REQUEST = "run.json"
 CELLS = "cells"
 BAR = "progress"
 
 
-def main(folder: Path) -> int:
-    """Run what `run.json` asks for; the exit status says whether it succeeded."""
+def main(folder: Path, server: int) -> int:
+    """Run what `run.json` asks for, as long as the server lives; the exit status says whether it succeeded.
+
+    Args:
+        folder: the run's folder.
+        server: the process id of the server, which started this process.
+    """
     request = json.loads((folder / REQUEST).read_text("utf-8"))
-    threading.Thread(target=_end_with_parent, args=[os.getppid()], daemon=True).start()
+    threading.Thread(target=_end_with_server, args=[server], daemon=True).start()
     os.environ[VARIABLE] = str(folder / BAR)
     _tell_cells(folder)
     try:
@@ -62,12 +68,13 @@ def _tell_cells(folder: Path) -> None:
     papermill_engines.register(None, TellingEngine)
 
 
-def _end_with_parent(parent: int) -> None:
-    """A server that was killed cannot end its runs; the kernel in turn ends when this process has."""
-    while os.getppid() == parent:
+def _end_with_server(server: int) -> None:
+    """A server that was killed cannot end its runs."""
+    while os.getppid() == server:
         time.sleep(1)
+    end(process for process in members(os.getpid()) if process.pid != os.getpid())
     os._exit(1)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -80,6 +80,7 @@ class Runs:
             RunRefused: the queue is full.
         """
         checked = declaration(runner.read_notebook(page).cells).check(given)
+        checked = {name: value for name, value in checked.items() if value is not None}  # None leaves it to the preset
         run = Run(page, checked, runner.run_folder(page, checked))
         known = self._runs.get(run.id)
         if known and known.state in ACTIVE:
@@ -177,7 +178,7 @@ class Runs:
         try:
             with open(run.folder / "log.txt", "wb") as log:
                 run.process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "nqflib.serve.job", str(run.folder)),
+                    *(sys.executable, "-m", "nqflib.serve.job", str(run.folder), str(os.getpid())),
                     cwd=runner.ROOT,
                     env=_environment(),
                     stdin=asyncio.subprocess.DEVNULL,
