@@ -13,6 +13,8 @@ import subprocess
 import sys
 import time
 
+import psutil
+
 from nqflib import runner
 
 NOTEBOOK = """---
@@ -47,16 +49,19 @@ presets = {"smoke": {"sigma": 0.5}, "laptop": {"sigma": 0.25}}
 ```{code-cell} python
 import subprocess
 import time
-from nqflib.figures import show
 from nqflib.presets import resolve
 from nqflib.progress import progress
-from nqflib.quantities import record
 settings = resolve(presets, preset, sigma=sigma)
 1 / (10 - counts[0])
 held = b"x" * (1_000_000 * megabytes)
 child = subprocess.Popen(["sleep", "1000"]) if seconds > 50 else None
 for _ in progress(range(100), "sleeping"):
     time.sleep(seconds / 100)
+```
+
+```{code-cell} python
+from nqflib.figures import show
+from nqflib.quantities import record
 record(sigma=settings.sigma, pair=[settings.sigma, 1.0], name=name)
 alt = "The word one in the middle."
 show(lambda figure: figure.text(0.5, 0.5, "one"), "one-word", alt=alt, data={"x": [settings.sigma]})
@@ -66,13 +71,23 @@ show(lambda figure: figure.text(0.5, 0.5, "one"), "one-word", alt=alt, data={"x"
 
 def checkout(folder):
     """A folder with the library, one small notebook and a book of one page."""
-    shutil.copytree(runner.ROOT / "nqflib", folder / "nqflib", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(runner.ROOT / "nqflib", folder / "nqflib")
     shutil.copy(runner.ROOT / "requirements.lock", folder)
     (folder / "notebooks" / "nqf").mkdir(parents=True)
     (folder / "notebooks" / "nqf" / "tiny.md").write_text(NOTEBOOK)
     (folder / "_build" / "html").mkdir(parents=True)
     (folder / "_build" / "html" / "index.html").write_text("<!doctype html><title>book</title>The book.")
     return folder
+
+
+def alive(pids):
+    """Those of the processes that still run; what waits to be reaped by its parent does not."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+    return found
 
 
 def environment(folder):

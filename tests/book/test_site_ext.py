@@ -1,6 +1,7 @@
 """The extension in real Sphinx builds of two small pages: what a reader sees, clicks and downloads."""
 
 import io
+import json
 import re
 
 import nbformat
@@ -327,6 +328,17 @@ def test_the_rerun_box_shows_the_exact_commands(site, first):
         'make figure F=nqf/second P="eps=1e-4 rates=[1.0,0.9]"',
         'papermill notebooks/nqf/second.md out.ipynb -p eps 1e-4 -y "rates: [1.0,0.9]"',
     ]
+
+
+def test_the_rerun_box_holds_the_declaration_of_a_page_that_has_one(site, first, tmp_path):
+    assert not first.select(".nqf-form")  # it declares nothing
+    declared = new_code_cell("eps: float = 0.1  # abundance [0 .. 1]", metadata={"tags": ["parameters"]})
+    output, warnings = small_book(tmp_path, new_markdown_cell("# Page\n\n```{rerun}\n```"), declared)
+    assert warnings == ""
+    (script,) = soup(output / "notebooks/nqf/first.html").select(".nqf-rerun .nqf-form > script")
+    told = json.loads(script.string)
+    assert (told["page"], told["published"]) == ("nqf/first", {"preset": "laptop"})
+    assert [parameter["bounds"] for parameter in told["parameters"]] == ["from 0 to 1"]
 
 
 def test_the_rerun_box_refuses_a_parameter_that_the_page_has_not(tmp_path):
