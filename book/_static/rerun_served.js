@@ -189,8 +189,8 @@ const RerunServed = {
       const headers = { "X-XSRFToken": document.cookie.match(/(?:^|; )_xsrf=([^;]*)/)?.[1] ?? "" };
       if (body) headers["Content-Type"] = "application/json";
       const answer = await fetch(new URL(what, api), { method, headers, body: body && JSON.stringify(body) });
-      const told = await answer.json();
-      if (!answer.ok) throw new Error(told.message);
+      const told = await answer.json().catch(() => ({}));
+      if (!answer.ok) throw new Error(told.message || `The server answered with status ${answer.status}.`);
       return told;
     }
 

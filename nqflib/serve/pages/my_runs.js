@@ -19,8 +19,8 @@ function element(name, attributes = {}, text = "") {
 async function ask(what, method = "GET") {
   const headers = { "X-XSRFToken": document.cookie.match(/(?:^|; )_xsrf=([^;]*)/)?.[1] ?? "" };
   const answer = await fetch(new URL(what, api), { method, headers });
-  const told = await answer.json();
-  if (!answer.ok) throw new Error(told.message);
+  const told = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(told.message || `The server answered with status ${answer.status}.`);
   return told;
 }
 
