@@ -216,7 +216,8 @@ def test_a_static_page_shows_the_command_for_the_values_in_the_form(from_disk):
     assert make == f'make figure F=nqf/fig2_tracking P="{given}"'
     # What a shell, make and again a shell leave of it is what the form holds.
     rule = "figure:\n\t@printf '%s\\n' $(F) $(P)\n"
-    out = subprocess.run(["sh", "-c", make.replace("make", "make -f -")], input=rule, capture_output=True, text=True)
+    quiet = make.replace("make", "make --no-print-directory -f -")  # this test itself may run under make
+    out = subprocess.run(["sh", "-c", quiet], input=rule, capture_output=True, text=True)
     words = out.stdout.splitlines()
     assert words[0] == "nqf/fig2_tracking"
     told = {"architectures": ["multi-head", "perceptron"], "between": [0.001, 0.05], "seed": 7}
