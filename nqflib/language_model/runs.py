@@ -22,7 +22,7 @@ from nqflib.language_model.corpus import Corpus
 from nqflib.language_model.passes import Passes
 from nqflib.language_model.presets import PRECISIONS
 from nqflib.language_model.pretrain import Diverged, Run, Trained, pretrain, run_folder
-from nqflib.language_model.storage import is_locked
+from nqflib.language_model.storage import free_first
 from nqflib.language_model.transformer import flatten
 
 
@@ -42,14 +42,14 @@ def pretrain_all(runs: Iterable[Run], *, folder: Path | None = None, device: str
             opened[text] = run.corpus(folder)
         corpora[run] = opened[text]
     homes = {run: run_folder(run, corpus, target, folder) for run, corpus in corpora.items()}
-    results: dict[Run, Trained | Diverged] = {}
-    while waiting := [run for run in homes if run not in results]:
-        # Whoever takes the run first after this look holds its lock, so a wrong guess costs a wait and nothing else.
-        free = next((run for run in waiting if not is_locked(homes[run])), waiting[0])
+
+    def train(run: Run) -> Trained | Diverged:
         try:
-            results[free] = pretrain(free, folder=folder, device=device, corpus=corpora[free])
+            return pretrain(run, folder=folder, device=device, corpus=corpora[run])
         except Diverged as error:
-            results[free] = error
+            return error
+
+    results = free_first(homes, train)
     return [results[run] for run in runs]
 
 

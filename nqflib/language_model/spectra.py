@@ -36,9 +36,10 @@ from nqflib.language_model.presets import PRECISIONS
 from nqflib.language_model.pretrain import Run
 from nqflib.language_model.storage import (
     DamagedFileError,
+    Key,
     cache_folder,
     content_key,
-    is_locked,
+    free_first,
     locked,
     write_atomically,
 )
@@ -170,14 +171,11 @@ def lanczos_at(cell: Cell, folder: Path | None = None) -> Spectrum:
     return spectrum
 
 
-def lanczos_all(cells: Mapping[str, Cell], folder: Path | None = None) -> dict[str, Spectrum]:
-    """Every spectrum, by the same names. Pages that want the same ones at the same time compute each once, between
-    them: what another has in hand is left for later."""
-    found: dict[str, Spectrum] = {}
-    while waiting := [name for name in cells if name not in found]:
-        free = next((name for name in waiting if not is_locked(cells[name].file(folder))), waiting[0])
-        found[free] = lanczos_at(cells[free], folder)
-    return {name: found[name] for name in cells}
+def lanczos_all(cells: Mapping[Key, Cell], folder: Path | None = None) -> dict[Key, Spectrum]:
+    """Every spectrum, by the same keys. Pages that want the same ones at the same time share the work."""
+    return free_first(
+        {key: cell.file(folder) for key, cell in cells.items()}, lambda key: lanczos_at(cells[key], folder)
+    )
 
 
 def untrained(run: Run, checkpoint: Checkpoint) -> Checkpoint:

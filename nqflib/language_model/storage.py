@@ -11,16 +11,18 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from filelock import FileLock, Timeout
 
 CACHE_VARIABLE = "NQF_CACHE"
 _CHECKOUT = Path(__file__).resolve().parent.parent.parent
 _PIECE = 1 << 24  # bytes a write
+Key = TypeVar("Key")
+Result = TypeVar("Result")
 
 
 class DamagedFileError(ValueError):
@@ -59,6 +61,20 @@ def is_locked(folder: Path) -> bool:
             return False
     except Timeout:
         return True
+
+
+def free_first(files: Mapping[Key, Path], work: Callable[[Key], Result]) -> dict[Key, Result]:
+    """The result of `work` for every key, in the order of the keys.
+
+    Processes that start with the same keys at the same time share them: a key whose file another has locked is left for
+    later. `work` takes the lock itself and reads what is finished.
+    """
+    results: dict[Key, Result] = {}
+    while waiting := [key for key in files if key not in results]:
+        # Whoever takes the key first after this look holds its lock, so a wrong guess costs a wait and nothing else.
+        free = next((key for key in waiting if not is_locked(files[key])), waiting[0])
+        results[free] = work(free)
+    return {key: results[key] for key in files}
 
 
 def write_atomically(file: Path, content: bytes | memoryview) -> None:

@@ -1,6 +1,6 @@
 """Windows: a stretch of training from a checkpoint, by the network and by its surrogates, on the same batches.
 
-    window = follow(run, trained.checkpoint(0.897), ("prox", "quad"))                        # doctest: +SKIP
+    window = follow(Stretch(run, trained.checkpoint(0.897), trained.corpus))                 # doctest: +SKIP
     window.agreement("quad").last_within                                                     # doctest: +SKIP
 
 Everything starts from the averaged weights theta0 and the averaged second moment of the checkpoint, with the first
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -31,7 +31,15 @@ from nqflib.language_model.optimizer import AVERAGES, Adam, Average
 from nqflib.language_model.passes import Passes
 from nqflib.language_model.presets import PRECISIONS
 from nqflib.language_model.pretrain import Run
-from nqflib.language_model.storage import DamagedFileError, cache_folder, content_key, locked, write_atomically
+from nqflib.language_model.storage import (
+    DamagedFileError,
+    Key,
+    cache_folder,
+    content_key,
+    free_first,
+    locked,
+    write_atomically,
+)
 from nqflib.language_model.transformer import Transformer, flatten, unflatten
 from nqflib.progress import progress
 from nqflib.taylor import Expansion, Surrogate
@@ -102,52 +110,75 @@ def agreement(percent: NDArray[np.float64], true: NDArray[np.float64], told: NDA
     return Agreement(float(first_exit), float(last_within), relative_change, float(error[-1]), error[-1] / true[-1])
 
 
-def follow(
-    run: Run,
-    checkpoint: Checkpoint,
-    surrogates: Sequence[Surrogate],
-    *,
-    corpus: Corpus,
-    optimizer: Optimizer = "adam",
-    rate_factor: float = 1.0,
-    length: float = 0.1,
-    evaluations: int = 16,
-    zero_moment: bool = False,
-    folder: Path | None = None,
-) -> Window:
-    """Run a window, or read it if it was run before.
+@dataclass(frozen=True)
+class Stretch:
+    """Which window.
 
     Args:
         run: whose checkpoint it is; gives batch size, order of the text and precision of the passes.
         checkpoint: where to start.
-        surrogates: "prox", "quad", "hquad"; the network itself is always there.
         corpus: of the run.
+        surrogates: "prox", "quad", "hquad"; the network itself is always there.
         optimizer: "adam"; "stale_adam", "frozen_adam" or "sgdm", see `Adam`.
         rate_factor: the learning rate as a multiple of the checkpoint's.
         length: of the window, as a share of the run.
         evaluations: E - 1, at (k / evaluations)^1.5 of the window, so that early exits are seen.
         zero_moment: start from m = 0 in place of the run's own.
-        folder: where the result is kept (default: `cache_folder()`).
 
-    Raises `ValueError` for an unknown optimizer and a window without a step, `DamagedFileError` for a stored result
-    that cannot be read.
+    Raises `ValueError` for an unknown optimizer and a window without a step.
     """
-    if optimizer not in _UPDATES:
-        raise ValueError(f"optimizer must be one of {', '.join(_UPDATES)}, got {optimizer!r}")
-    steps = math.ceil(length * run.steps)
-    if steps < 1 or evaluations < 1:
-        raise ValueError(
-            f"length and evaluations must give at least one step and one look, got {length}, {evaluations}"
-        )
-    options = [list(surrogates), optimizer, rate_factor, length, evaluations, zero_moment]
-    cause = {"recipe": checkpoint.recipe, "step": checkpoint.step, "options": options, "format": FORMAT}
-    file = (folder or cache_folder()) / "windows" / f"{content_key(cause)}.npz"
+
+    run: Run
+    checkpoint: Checkpoint
+    corpus: Corpus
+    surrogates: tuple[Surrogate, ...] = ("prox", "quad")
+    optimizer: Optimizer = "adam"
+    rate_factor: float = 1.0
+    length: float = 0.1
+    evaluations: int = 16
+    zero_moment: bool = False
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in _UPDATES:
+            raise ValueError(f"optimizer must be one of {', '.join(_UPDATES)}, got {self.optimizer!r}")
+        if self.steps < 1 or self.evaluations < 1:
+            raise ValueError(
+                "length and evaluations must give at least one step and one look, got "
+                f"{self.length}, {self.evaluations}"
+            )
+
+    @property
+    def steps(self) -> int:
+        """Of the window."""
+        return math.ceil(self.length * self.run.steps)
+
+    def file(self, folder: Path | None = None) -> Path:
+        """Where the result is kept (default: in `cache_folder()`)."""
+        names = ("optimizer", "rate_factor", "length", "evaluations", "zero_moment")
+        options = [list(self.surrogates), *(getattr(self, name) for name in names)]
+        cause = {
+            "recipe": self.checkpoint.recipe,
+            "step": self.checkpoint.step,
+            "options": options,
+            "format": FORMAT,
+        }
+        return (folder or cache_folder()) / "windows" / f"{content_key(cause)}.npz"
+
+
+def follow(stretch: Stretch, folder: Path | None = None) -> Window:
+    """Run a window, or read it if it was run before. Raises `DamagedFileError` for a stored one that is unreadable."""
+    file = stretch.file(folder)
     with locked(file):
         if file.exists():
             return _read(file)
-        window = _follow(run, checkpoint, surrogates, corpus, optimizer, rate_factor, steps, evaluations, zero_moment)
+        window = _follow(stretch)
         write_atomically(file, _packed(window))
     return window
+
+
+def follow_all(stretches: Mapping[Key, Stretch], folder: Path | None = None) -> dict[Key, Window]:
+    """Every window, by the same keys. Pages that want the same ones at the same time share the work."""
+    return free_first({key: s.file(folder) for key, s in stretches.items()}, lambda key: follow(stretches[key], folder))
 
 
 class _Runner:
@@ -165,27 +196,18 @@ class _Runner:
         self.diverged: int | None = None
 
 
-def _follow(
-    run: Run,
-    checkpoint: Checkpoint,
-    surrogates: Sequence[Surrogate],
-    corpus: Corpus,
-    optimizer: str,
-    rate_factor: float,
-    steps: int,
-    evaluations: int,
-    zero_moment: bool,
-) -> Window:
+def _follow(stretch: Stretch) -> Window:
+    run, checkpoint, steps, evaluations = stretch.run, stretch.checkpoint, stretch.steps, stretch.evaluations
     passes = Passes(run.size, PRECISIONS[run.precision], run.micro_batch, torch.device("cpu"))
-    model, rate = passes.model, rate_factor * checkpoint.rate
+    model, rate = passes.model, stretch.rate_factor * checkpoint.rate
     theta0 = flatten(checkpoint.average(AVERAGES[0]).weights)
-    kinds: list[Surrogate] = ["none", *surrogates]
-    runners = [_Runner(kind, model, checkpoint, zero_moment) for kind in kinds]
+    kinds: list[Surrogate] = ["none", *stretch.surrogates]
+    runners = [_Runner(kind, model, checkpoint, stretch.zero_moment) for kind in kinds]
     at = sorted({round(steps * (k / evaluations) ** 1.5) for k in range(evaluations + 1)})
     looks: dict[int, list[tuple[float, float]]] = {}
 
     def look(step: int) -> None:
-        held_out = corpus.held_out
+        held_out = stretch.corpus.held_out
         looks[step] = [
             (math.nan, math.nan)
             if r.diverged
@@ -195,11 +217,11 @@ def _follow(
 
     look(0)
     for step in progress(range(steps), f"window, batch {run.batch}"):
-        batch = corpus.batch(checkpoint.step + step, run.batch, run.seed)
+        batch = stretch.corpus.batch(checkpoint.step + step, run.batch, run.seed)
         for r, gradient in zip(runners, _gradients(passes, theta0, runners, batch), strict=True):
             if r.diverged:
                 continue
-            _UPDATES[optimizer](r.adam, gradient, rate)
+            _UPDATES[stretch.optimizer](r.adam, gradient, rate)
             r.average.update(r.adam)
             if not torch.isfinite(r.adam.weights).all():
                 r.diverged = step + 1

@@ -6,7 +6,7 @@ import torch
 from small_runs import small_run, write_text
 from torch.func import functional_call
 
-from nqflib.language_model import spectra
+from nqflib.language_model import spectra, storage
 from nqflib.language_model.optimizer import EPS
 from nqflib.language_model.pretrain import pretrain
 from nqflib.language_model.spectra import (
@@ -169,7 +169,7 @@ def test_what_another_process_computes_is_left_for_later(trained, monkeypatch):
     _, run, result, checkpoint = trained
     cells = {name: Cell(run, checkpoint, result.corpus, seed=seed) for name, seed in (("one", 1), ("two", 2))}
     order = []
-    monkeypatch.setattr(spectra, "is_locked", lambda file: file == cells["one"].file() and len(order) < 1)
+    monkeypatch.setattr(storage, "is_locked", lambda file: file == cells["one"].file() and len(order) < 1)
     monkeypatch.setattr(spectra, "lanczos_at", lambda cell, _: order.append(cell.seed) or cell.seed)
     assert lanczos_all(cells) == {"one": 1, "two": 2}
     assert order == [2, 1]

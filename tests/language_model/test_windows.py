@@ -7,13 +7,13 @@ import pytest
 import torch
 from small_runs import small_run, write_text
 
-from nqflib.language_model import windows
+from nqflib.language_model import storage, windows
 from nqflib.language_model.optimizer import Adam, beta2, rate_factor
 from nqflib.language_model.passes import Passes
 from nqflib.language_model.pretrain import pretrain
 from nqflib.language_model.storage import DamagedFileError
 from nqflib.language_model.transformer import flatten
-from nqflib.language_model.windows import agreement, follow
+from nqflib.language_model.windows import Stretch, agreement, follow, follow_all
 
 
 @pytest.fixture(scope="module")
@@ -23,15 +23,20 @@ def trained(tmp_path_factory):
     return folder, run, pretrain(run, folder=folder)
 
 
-def options(trained, **changes):
-    folder, _, result = trained
-    return {"corpus": result.corpus, "folder": folder, "length": 0.1, "evaluations": 4} | changes
+def stretch(trained, done, *surrogates, **changes):
+    _, run, result = trained
+    options = {"length": 0.1, "evaluations": 4} | changes
+    return Stretch(run, result.checkpoint(done), result.corpus, surrogates, **options)
+
+
+def window_of(trained, done, *surrogates, **changes):
+    return follow(stretch(trained, done, *surrogates, **changes), trained[0])
 
 
 def test_the_network_itself_goes_on_as_adam_does_from_the_averaged_weights(trained):
     _, run, result = trained
     checkpoint = result.checkpoint(0.5)
-    window = follow(run, checkpoint, (), **options(trained))
+    window = window_of(trained, 0.5)
     passes = Passes(run.size, torch.float64, run.micro_batch, torch.device("cpu"))
     start = checkpoint.average(0.04)
     adam = Adam.start(passes.model, flatten(start.weights).clone())
@@ -53,10 +58,9 @@ def test_the_network_itself_goes_on_as_adam_does_from_the_averaged_weights(train
 
 
 def test_surrogates_leave_the_network_at_second_order_of_the_rate(trained):
-    _, run, result = trained
     ends = {}
     for factor in (1e-2, 1e-3):
-        window = follow(run, result.checkpoint(0.5), ("prox", "quad", "hquad"), **options(trained, rate_factor=factor))
+        window = window_of(trained, 0.5, "prox", "quad", "hquad", rate_factor=factor)
         assert window.loss["prox"][0] == window.loss["none"][0]
         ends[factor] = {k: abs(window.loss[k][-1] - window.loss["none"][-1]) for k in ("prox", "quad", "hquad")}
     order = {kind: math.log10(ends[1e-2][kind] / ends[1e-3][kind]) for kind in ends[1e-2]}
@@ -107,9 +111,8 @@ def test_the_measure_on_losses_made_by_hand():
 
 
 def test_a_surrogate_that_diverges_is_named_with_its_step_and_not_followed(trained):
-    _, run, result = trained
     changes = {"rate_factor": 1e40, "optimizer": "sgdm"}
-    window = follow(run, result.checkpoint(0.5), ("prox", "hquad"), **options(trained, **changes))
+    window = window_of(trained, 0.5, "prox", "hquad", **changes)
     assert set(window.diverged) == {"hquad"}
     assert 1 <= window.diverged["hquad"] <= 12
     assert np.isnan(window.loss["hquad"][-1])
@@ -117,25 +120,34 @@ def test_a_surrogate_that_diverges_is_named_with_its_step_and_not_followed(train
 
 
 def test_a_window_is_run_once_and_read_afterwards(trained, monkeypatch):
-    _, run, result = trained
-    first = follow(run, result.checkpoint(0.7), ("quad",), **options(trained))
+    first = window_of(trained, 0.7, "quad")
     monkeypatch.setattr(windows, "_gradients", lambda *_: pytest.fail("it was run again"))
-    again = follow(run, result.checkpoint(0.7), ("quad",), **options(trained))
+    again = window_of(trained, 0.7, "quad")
     for name in ("loss", "average_loss"):
         for kind, values in getattr(first, name).items():
             np.testing.assert_array_equal(getattr(again, name)[kind], values)
     with pytest.raises(pytest.fail.Exception, match="run again"):
-        follow(run, result.checkpoint(0.7), ("quad",), **options(trained, rate_factor=0.5))
+        window_of(trained, 0.7, "quad", rate_factor=0.5)
+
+
+def test_what_another_process_follows_is_left_for_later(trained, monkeypatch):
+    stretches = {done: stretch(trained, done, "quad") for done in (0.5, 0.7)}
+    order = []
+    monkeypatch.setattr(storage, "is_locked", lambda file: file == stretches[0.5].file() and len(order) < 1)
+    monkeypatch.setattr(windows, "follow", lambda s, _: order.append(s.checkpoint.step) or s.checkpoint.step)
+    found = follow_all(stretches)
+    assert list(found) == [0.5, 0.7]
+    assert order == [found[0.7], found[0.5]] != [0, 0]
 
 
 def test_a_damaged_result_is_named(trained):
-    folder, run, result = trained
+    folder = trained[0]
     before = set((folder / "windows").glob("*.npz")) if (folder / "windows").exists() else set()
-    follow(run, result.checkpoint(0.9), ("quad",), **options(trained))
+    window_of(trained, 0.9, "quad")
     (file,) = set((folder / "windows").glob("*.npz")) - before
     file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(DamagedFileError, match=f"{file.name} is damaged"):
-        follow(run, result.checkpoint(0.9), ("quad",), **options(trained))
+        window_of(trained, 0.9, "quad")
 
 
 @pytest.mark.parametrize(
@@ -143,6 +155,5 @@ def test_a_damaged_result_is_named(trained):
     [({"optimizer": "sgd"}, "optimizer must be one of adam"), ({"length": 0.0}, "at least one step")],
 )
 def test_wrong_options_are_refused(trained, changes, message):
-    _, run, result = trained
     with pytest.raises(ValueError, match=message):
-        follow(run, result.checkpoint(0.5), (), **options(trained, **changes))
+        window_of(trained, 0.5, **changes)
