@@ -1,6 +1,6 @@
 # Two commands do everything: `make book` and `make test`. `make help` lists the rest.
 .DEFAULT_GOAL := help
-.PHONY: help setup book test soak serve figure verify bench lint pdf release clean lock
+.PHONY: help setup book test soak serve figure reference verify bench lint pdf release clean lock
 PY := .venv/bin/python
 SYSTEM_PYTHON ?= python3
 export TORCH TORCH_VERSION TORCH_INDEX PRESET
@@ -27,6 +27,9 @@ serve: setup ## the built book at 127.0.0.1:8000, with a form on every page that
 
 figure: setup ## one figure with your parameters: make figure F=nqf/fig3_features P="eps=1e-8"
 	@$(PY) -m nqflib.runner figure $(F) $(P)
+
+reference: setup ## run a page at a larger scale and keep its numbers and curves in data/reference: make reference F=... P="preset=evening"
+	@$(PY) -m nqflib.reference $(F) $(P)
 
 verify: setup ## judge every claim of the executed book; exit 1 if a verdict is not the expected one
 	@$(PY) -m nqflib.claims verify

@@ -120,8 +120,9 @@ def task_site():
     """Build the book from the executed notebooks."""
     prose = [p for p in site.BOOK.rglob("*") if p.is_file() and runner.EXECUTED not in p.parents]
     claims = (ROOT / "data" / "claims").rglob("*.yml")
+    larger = (ROOT / "data" / "reference").rglob("*.json")
     code = runner.import_closure("from nqflib import sphinx_ext")
-    files = {site.TOC, site.CONFIG, *prose, *claims, *code, *map(executed, PAGES)}
+    files = {site.TOC, site.CONFIG, *prose, *claims, *larger, *code, *map(executed, PAGES)}
     return {
         "actions": [build_site],
         "file_dep": sorted(map(str, files)),

@@ -175,14 +175,17 @@ def _version(package: str) -> str:
 def inputs(page: str) -> list[Path]:
     """The files that determine what a page shows.
 
-    The notebook, every module of nqflib that it imports, directly or through another, the pinned versions, and, if
-    `nqflib.data` is among the modules, the manifest that holds the hash of every data file.
+    The notebook, every module of nqflib that it imports, directly or through another, the pinned versions, if
+    `nqflib.data` is among the modules the manifest that holds the hash of every data file, and if `nqflib.reference` is
+    the page's larger run.
     """
     source = _code((NOTEBOOKS / f"{page}.md").read_text("utf-8"))
     modules = import_closure(source)
     files = [NOTEBOOKS / f"{page}.md", ROOT / "requirements.lock", *modules]
     if ROOT / "nqflib" / "data.py" in modules:
         files.append(ROOT / "data" / "manifest.json")
+    if ROOT / "nqflib" / "reference.py" in modules:
+        files += [path for path in [ROOT / "data" / "reference" / f"{page}.json"] if path.exists()]
     return files
 
 

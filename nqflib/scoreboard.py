@@ -15,6 +15,7 @@ from pathlib import Path
 from nqflib.claims import Claim, Judgement, Page, judge, load_pages, number
 from nqflib.ledger import PAPERS, VERDICTS
 from nqflib.quantities import read_run
+from nqflib.reference import Reference, reference
 
 #: A sign beside the word, for readers who cannot tell the colours apart.
 SIGNS = {
@@ -29,22 +30,27 @@ SIGNS = {
 PAPER_NAMES = {"nqf": "Neural Quadratic Forms", "quadratic": "A Defense of the Quadratic Model", "ours": "Our own"}
 
 
-def render_box(page: str, book_dir: Path, folder: Path | None = None) -> str:
+def render_box(page: str, book_dir: Path, folder: Path | None = None, reference_folder: Path | None = None) -> str:
     """The claims of one page with what its run measured, as MyST Markdown.
 
     Args:
         page: `part/name`, for example "nqf/fig3_features".
         book_dir: the book's source folder; the executed page is book_dir/notebooks/PAGE.ipynb.
         folder: the ledger, that of this checkout by default.
+        reference_folder: of kept larger runs, whose values stand beside those of the page; that of this checkout by
+            default.
 
     Raises:
         LedgerError: the ledger is malformed.
-        ValueError: the ledger has no claims of this page, or the executed page cannot be read.
+        ValueError: the ledger has no claims of this page, or the executed page or the kept run cannot be read.
     """
     pages = {item.name: item for item in load_pages(folder)}
     if page not in pages:
         raise ValueError(f"the ledger has no claims of page {page!r}. Pages: {', '.join(pages)}")
-    blocks = [_claim_block(item) for item in _judgements(pages[page], book_dir)]
+    larger = reference(page, reference_folder)
+    blocks = [_claim_block(item, larger) for item in _judgements(pages[page], book_dir)]
+    if larger:
+        blocks.append(f"Values at preset {larger.run['preset']} come from one kept run: {larger.origin}.")
     return _container("claim-box", "\n\n".join(blocks), fence=5)
 
 
@@ -94,11 +100,11 @@ def badge(judgement: Judgement) -> str:
     )
 
 
-def _claim_block(item: Judgement) -> str:
+def _claim_block(item: Judgement, larger: Reference | None) -> str:
     """Three lines that everybody reads, and the reasons folded behind them."""
     claim = item.claim
     link = f"{{ref}}`scoreboard <score-{claim.id}>`"
-    facts = " · ".join(text for text in _facts(item) if text)
+    facts = " · ".join(text for text in [*_facts(item), *_larger(item.claim, larger)] if text)
     lines = [f"(claim-{claim.id})=", f"{badge(item)} {claim.words} *{claim.place}*", "", f"{facts} · {link}", ""]
     why = "\n".join(f"- {text}" for text in _reasons(item))
     # Raw HTML, since folding is an extension's directive in every other notation; blank lines end the raw blocks.
@@ -127,6 +133,14 @@ def _facts(item: Judgement) -> Iterable[str]:
         holds = {True: "holds", False: "fails", None: "not judged"}[item.control_holds]
         yield f"control: {_text(item.control_measured)}, asked {control.check.rule.text}, {holds}"
     yield item.message
+
+
+def _larger(claim: Claim, larger: Reference | None) -> Iterable[str]:
+    """What the kept larger run measured, in the order of the claim's checks."""
+    values = [larger.quantities.get(check.quantity) for check in claim.checks] if larger else []
+    texts = [_text(value) for value in values if value is not None]
+    if larger and texts:
+        yield f"at preset {larger.run['preset']}: {', '.join(texts)}"
 
 
 def _reasons(item: Judgement) -> Iterable[str]:

@@ -150,9 +150,11 @@ class ClaimsBox(MystDirective):
 
     def run(self) -> list[nodes.Node]:
         from nqflib.ledger import claims_folder
+        from nqflib.reference import reference_file
         from nqflib.scoreboard import render_box
 
         page = self.arguments[0] if self.arguments else self.page()
+        self.env.note_dependency(str(reference_file(page)))
         self.env.note_dependency(str(claims_folder() / f"{page}.yml"))
         self.env.note_dependency(str(Path(self.env.srcdir, NOTEBOOKS, f"{page}.ipynb")))
         return self.render(lambda: render_box(page, Path(self.env.srcdir)))

@@ -1,0 +1,141 @@
+"""Runs at a larger scale, made once by hand and kept in `data/reference/`, for pages to show beside their own run.
+
+    python -m nqflib.reference quadratic/sample_size preset=evening    # run the page, keep its numbers and curves
+
+    larger = reference("quadratic/sample_size")                                             # doctest: +SKIP
+    larger.quantities["sample_size_gap_hessian"]                                            # doctest: +SKIP
+    larger.tables["sample-size-hessian-32768"]["eigenvalue"]                                # doctest: +SKIP
+
+A page has at most one such run. It holds every recorded quantity, the columns of every figure that has data, and what a
+stranger needs to get them again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nqflib.quantities import Quantity
+
+FOLDER = Path(__file__).resolve().parent.parent / "data" / "reference"
+DIGITS = 7  # of a number in a curve: far below what a plot or a fit can tell apart
+_FIELDS = ("commit", "preset", "parameters", "given", "seconds", "date", "versions", "python")
+
+Columns = dict[str, list[Any]]
+
+
+class Reference(NamedTuple):
+    """What a run left: `run`, how it was made; `quantities` by name; `tables`, columns by figure and header."""
+
+    run: dict[str, Any]
+    quantities: dict[str, Quantity]
+    tables: dict[str, Columns]
+
+    @property
+    def origin(self) -> str:
+        """One line that says where the numbers come from: preset, own parameters, date, seconds, machine, versions."""
+        run = self.run
+        given = [f"{name}={value}" for name, value in run["given"].items() if name != "preset"]
+        parts = [
+            f"preset {run['preset']}",
+            *given,
+            run["date"][:10],
+            f"{run['seconds']:,.0f} s on {run['cores']} cores",
+        ]
+        return " · ".join([*parts, f"torch {run['versions']['torch']}", f"commit {run['commit']}"])
+
+
+def reference_file(page: str, folder: Path | None = None) -> Path:
+    """Where the run of `part/name` is kept."""
+    return (folder or FOLDER) / f"{page}.json"
+
+
+def reference(page: str, folder: Path | None = None) -> Reference | None:
+    """The kept run of `part/name`, None if there is none. Raises `ValueError` for a file that is none of ours."""
+    file = reference_file(page, folder)
+    if not file.exists():
+        return None
+    try:
+        stored = json.loads(file.read_text("utf-8"))
+        return Reference(stored["run"], stored["quantities"], stored["tables"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is damaged ({error!r}); `git checkout` brings it back") from None
+
+
+def keep(page: str, notebook: Path, folder: Path | None = None) -> Path:
+    """Keep the numbers and curves of an executed notebook as the page's larger run; returns the file."""
+    import nbformat
+
+    from nqflib.quantities import read_quantities
+    from nqflib.runner import figures_of
+
+    executed = nbformat.read(notebook, as_version=4)
+    run = executed.metadata["nqf"]["run"]
+    texts = {stem: text for figure in figures_of(executed) for stem, text in figure["csv"].items()}
+    stored = {
+        "run": {name: run[name] for name in _FIELDS} | {"cores": os.cpu_count()},
+        "quantities": read_quantities(notebook),
+        "tables": {stem: _columns(text) for stem, text in sorted(texts.items())},
+    }
+    file = reference_file(page, folder)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(_lines(stored), "utf-8")
+    return file
+
+
+def _columns(text: str) -> Columns:
+    header, *rows = csv.reader(text.splitlines())
+    return {name: [_value(row[i]) for row in rows if row[i]] for i, name in enumerate(header)}
+
+
+def _value(cell: str) -> Any:
+    try:
+        number = float(cell)
+    except ValueError:
+        return cell
+    if not math.isfinite(number):
+        return cell
+    return int(cell) if cell.lstrip("-").isdigit() else float(f"{number:.{DIGITS}g}")
+
+
+def _lines(stored: Mapping[str, Any]) -> str:
+    """JSON with one column or quantity a line, which git can show a change of."""
+    run = json.dumps(stored["run"], sort_keys=True)
+    quantities = _members(stored["quantities"], 2)
+    tables = ",\n".join(f"  {json.dumps(name)}: {{\n{_members(c, 3)}\n  }}" for name, c in stored["tables"].items())
+    return f'{{\n "run": {run},\n "quantities": {{\n{quantities}\n }},\n "tables": {{\n{tables}\n }}\n}}\n'
+
+
+def _members(values: Mapping[str, Any], indent: int) -> str:
+    return ",\n".join(f"{' ' * indent}{json.dumps(name)}: {json.dumps(value)}" for name, value in values.items())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a page with the given parameters and keep what it left."""
+    from nqflib.presets import ParameterError
+    from nqflib.runner import ROOT, NotebookFailed, parse_assignments, run_folder, run_notebook
+
+    parser = argparse.ArgumentParser(prog="python -m nqflib.reference", description=main.__doc__)
+    parser.add_argument("page", help="part/name, for example quadratic/sample_size")
+    parser.add_argument("parameters", nargs="+", metavar="name=value", help="for example preset=evening")
+    options = parser.parse_args(arguments)
+    try:
+        given = parse_assignments(options.parameters)
+        notebook = run_folder(options.page, given) / "notebook.ipynb"
+        run_notebook(options.page, given, notebook)
+    except (ParameterError, NotebookFailed) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"Kept in {keep(options.page, notebook).relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
