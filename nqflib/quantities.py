@@ -3,7 +3,7 @@
     record(fig3_half_time_error=0.00205, fig3_half_times=[11.5, 21.7])   # in the notebook
     read_run(Path("book/notebooks/nqf/fig3_features.ipynb")).quantities  # anywhere else
 
-The executed notebook is the only store: what the text of a page quotes through `glue`, what the ledger of claims
+The executed notebook is the only store: what the text of a page quotes through `num`, what the ledger of claims
 judges and what a rerun is compared with are the same bytes.
 """
 
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 Scalar = bool | int | float | str
 Quantity = Scalar | list[Scalar]
 
+_PREFIX = "application/papermill.record/"  # where papermill, scrapbook and myst-nb keep values that are not shown
 _NAME = re.compile(r"[a-z][A-Za-z0-9_]*")
 
 
@@ -29,16 +30,6 @@ class Run(NamedTuple):
     quantities: dict[str, Quantity]
     preset: str  # empty if the notebook was not run by `nqflib.runner`
     changed: dict[str, Any]  # parameters given by hand, other than the preset
-
-
-class _Exact:
-    """Shows a value by its `repr`: IPython's own display follows `%precision` and cuts lists after 1000 items."""
-
-    def __init__(self, value: Quantity) -> None:
-        self.value = value
-
-    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
-        return {"text/plain": repr(self.value)}, {"nqf": {"quantity": True}}
 
 
 def record(**quantities: Any) -> None:
@@ -53,11 +44,13 @@ def record(**quantities: Any) -> None:
         ValueError: a number is NaN or infinite, a list is empty, or a name is not lower case with underscores.
         TypeError: a value is none of the above. Nothing is recorded if any quantity is refused.
     """
-    from myst_nb import glue
+    from IPython.display import display  # not through myst_nb, whose import takes two seconds
 
     plain = {name: _plain(_checked_name(name), value) for name, value in quantities.items()}
     for name, value in plain.items():
-        glue(name, _Exact(value), display=False)
+        metadata = {"scrapbook": {"name": name, "mime_prefix": _PREFIX}, "nqf": {"quantity": True}}
+        # The `repr`, since IPython's own text follows `%precision` and cuts lists after 1000 items.
+        display({f"{_PREFIX}text/plain": repr(value)}, raw=True, metadata=metadata)
 
 
 def read_quantities(path: Path) -> dict[str, Quantity]:

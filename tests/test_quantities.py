@@ -15,7 +15,7 @@ def recorded(tmp_path, monkeypatch):
     def run(metadata=None, **quantities):
         outputs = []
         monkeypatch.setattr(
-            "myst_nb.ext.glue.ipy_display",
+            "IPython.display.display",
             lambda data, raw, metadata: outputs.append(
                 nbformat.v4.new_output("display_data", data=data, metadata=metadata)
             ),
