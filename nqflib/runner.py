@@ -326,7 +326,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command == "list":
         print("\n".join(pages()))
         return 0
-    # jsonschema would build a grammar for a format of strings that no notebook uses: half of papermill's time to import.
+    # Half of papermill's time to import is a grammar that jsonschema builds for a format that no notebook uses.
     sys.modules.setdefault("rfc3987_syntax", None)  # pyright: ignore
     page = options.page.removeprefix("notebooks/").removesuffix(".md")
     try:
