@@ -73,6 +73,20 @@ def render_scoreboard(book_dir: Path, folder: Path | None = None) -> str:
     return _container("claim-scoreboard", "\n\n".join(parts), fence=6)
 
 
+def count_verdicts(page: str, book_dir: Path, folder: Path | None = None) -> dict[str, int]:
+    """How many claims of a page have each verdict, in the order of `VERDICTS`; empty if the ledger has none of it.
+
+    Arguments as for `render_box`.
+
+    Raises:
+        LedgerError: the ledger is malformed.
+        ValueError: the executed page cannot be read.
+    """
+    found = [judgement for item in load_pages(folder) if item.name == page for judgement in _judgements(item, book_dir)]
+    counts = Counter(judgement.verdict for judgement in found)
+    return {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
+
+
 def _judgements(page: Page, book_dir: Path) -> list[Judgement]:
     notebook = _executed(page.name, book_dir)
     if not notebook.exists():

@@ -5,6 +5,7 @@
 
     {claims-box}   the claims of this page          {scoreboard}   the claims of all pages
     {rerun}        how to run this page again       {run-table}    when and how every page was run
+    {gallery} nqf  a card for every page of a part
 
 Only the API of Sphinx, docutils and myst-nb is used, so that the book also builds without Jupyter Book.
 """
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import json
 import re
 import shlex
 from collections.abc import Callable
@@ -27,14 +27,13 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
-from nqflib import sphinx_links
+from nqflib import sphinx_gallery, sphinx_links
+from nqflib.executed import NOTEBOOKS, cells, executed_runs, run_metadata
 from nqflib.quantities import read_quantities
 from nqflib.serve import form
 from nqflib.sphinx_figures import RUN_TABLE, duration, missing_run_table, short_version
 
 LOGGER = logging.getLogger(__name__)
-NOTEBOOKS = "notebooks"  # folder of executed notebooks inside the book's source
-PARTS = ("nqf", "quadratic", "beyond")
 
 _NUM = re.compile(r"(?:(?P<page>[\w/.-]+)#)?(?P<name>[a-z]\w*)(?:\[(?P<index>-?\d+)\])?(?::(?P<spec>.+))?")
 _EXPONENT = re.compile(r"(?P<mantissa>.*\d)e(?P<sign>[+-])0*(?P<exponent>\d+)")
@@ -178,7 +177,10 @@ class Rerun(MystDirective):
 
     def run(self) -> list[nodes.Node]:
         path = Path(self.env.doc2path(self.env.docname))
-        return self.render(lambda: self._text(run_metadata(path), cells(path)))
+        box = self.render(lambda: self._text(run_metadata(path), cells(path)))
+        for admonition in (node for node in box if isinstance(node, nodes.admonition)):
+            admonition["ids"].append(sphinx_gallery.rerun_id(self.page()))
+        return box
 
     def _text(self, run: dict[str, Any], cells: list[dict[str, Any]]) -> str:
         given = self._given(run)
@@ -254,38 +256,6 @@ class RunTable(MystDirective):
         return "| " + " | ".join(cell.replace("|", "\\|") or "–" for cell in cells) + " |"
 
 
-def executed_runs(source: Path, docnames: set[str]) -> list[tuple[str, dict[str, Any]]]:
-    """Docname and run of every executed notebook of the book, by part and order."""
-    found = []
-    for path in sorted((source / NOTEBOOKS).rglob("*.ipynb")):
-        docname = path.relative_to(source).with_suffix("").as_posix()
-        if docname in docnames:
-            block = nqf_metadata(path)
-            part = block.get("part", "")
-            place = PARTS.index(part) if part in PARTS else len(PARTS)
-            found.append((place, block.get("order", 0), docname, block.get("run", {})))
-    return [(docname, run) for _, _, docname, run in sorted(found, key=lambda item: item[:3])]
-
-
-def nqf_metadata(path: Path) -> dict[str, Any]:
-    """The `nqf` block of an executed notebook's metadata; empty for any other file."""
-    if path.suffix != ".ipynb" or not path.exists():
-        return {}
-    return json.loads(path.read_text("utf-8"))["metadata"].get("nqf", {})
-
-
-def cells(path: Path) -> list[dict[str, Any]]:
-    """The cells of an executed notebook, the source of each as one text; none for any other file."""
-    if path.suffix != ".ipynb" or not path.exists():
-        return []
-    return [{**cell, "source": "".join(cell["source"])} for cell in json.loads(path.read_text("utf-8"))["cells"]]
-
-
-def run_metadata(path: Path) -> dict[str, Any]:
-    """What `nqflib.runner` wrote about the run of a notebook."""
-    return nqf_metadata(path).get("run", {})
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register everything with Sphinx."""
     app.add_role("num", NumberRole())
@@ -295,11 +265,21 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("run-table", RunTable)
     app.connect("missing-reference", missing_run_table)
     sphinx_links.connect(app)
+    sphinx_gallery.connect(app)
     return {"env_version": _env_version(), "parallel_read_safe": True, "parallel_write_safe": True}
 
 
 def _env_version() -> int:
     """A number that changes with the code: Sphinx then reads every page anew instead of reusing the last parse."""
-    names = ("sphinx_ext", "sphinx_figures", "scoreboard", "claims", "figures", "serve/form")
+    names = (
+        "sphinx_ext",
+        "sphinx_figures",
+        "sphinx_gallery",
+        "executed",
+        "scoreboard",
+        "claims",
+        "figures",
+        "serve/form",
+    )
     code = b"".join((Path(__file__).parent / f"{name}.py").read_bytes() for name in names)
     return int.from_bytes(hashlib.sha256(code).digest()[:6], "big")

@@ -12,7 +12,7 @@ import nbformat
 import pytest
 
 from nqflib.ledger import load_claims, load_pages
-from nqflib.scoreboard import render_box, render_scoreboard
+from nqflib.scoreboard import count_verdicts, render_box, render_scoreboard
 
 ROOT = Path(__file__).parents[1]
 CONF = """\
@@ -249,6 +249,15 @@ def test_a_kept_larger_run_stands_beside_each_claim_that_it_measured(tmp_path):
     write(tmp_path / "reference" / "nqf" / "fig3.json", "{}")
     with pytest.raises(ValueError, match=r"fig3\.json is damaged"):
         render_box("nqf/fig3", tmp_path, tmp_path / "claims", tmp_path / "reference")
+
+
+def test_verdicts_of_a_page_are_counted_in_the_order_of_the_ledger(tmp_path):
+    write(tmp_path / "claims" / "nqf" / "fig3.yml", CLAIMS)
+    assert count_verdicts("nqf/fig3", tmp_path, tmp_path / "claims") == {"open": 6}
+    execute(tmp_path / "notebooks" / "nqf" / "fig3.ipynb", QUANTITIES)
+    counts = count_verdicts("nqf/fig3", tmp_path, tmp_path / "claims")
+    assert list(counts.items()) == [(verdict, 1) for _, verdict in VERDICTS]
+    assert count_verdicts("nqf/other", tmp_path, tmp_path / "claims") == {}
 
 
 def test_nothing_measured_needs_no_book(tmp_path):

@@ -20,6 +20,7 @@ PAGES = [
 KINDS = [
     "index.html",
     "scoreboard.html",
+    "gallery.html",
     "api.html",
     "notebooks/nqf/fig1_expansion.html",
     "notebooks/nqf/fig3_features.html",
