@@ -27,7 +27,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
-from nqflib import sphinx_gallery, sphinx_links
+from nqflib import sphinx_gallery, sphinx_links, sphinx_times
 from nqflib.executed import NOTEBOOKS, cells, executed_runs, run_metadata
 from nqflib.quantities import read_quantities
 from nqflib.serve import form
@@ -266,6 +266,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("missing-reference", missing_run_table)
     sphinx_links.connect(app)
     sphinx_gallery.connect(app)
+    sphinx_times.connect(app)
     return {"env_version": _env_version(), "parallel_read_safe": True, "parallel_write_safe": True}
 
 
