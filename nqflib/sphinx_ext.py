@@ -27,7 +27,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
-from nqflib import sphinx_gallery, sphinx_links, sphinx_times
+from nqflib import sphinx_gallery, sphinx_glossary, sphinx_links, sphinx_times
 from nqflib.executed import NOTEBOOKS, cells, executed_runs, run_metadata
 from nqflib.quantities import read_quantities
 from nqflib.serve import form
@@ -267,20 +267,13 @@ def setup(app: Sphinx) -> dict[str, Any]:
     sphinx_links.connect(app)
     sphinx_gallery.connect(app)
     sphinx_times.connect(app)
+    sphinx_glossary.connect(app)
     return {"env_version": _env_version(), "parallel_read_safe": True, "parallel_write_safe": True}
 
 
 def _env_version() -> int:
     """A number that changes with the code: Sphinx then reads every page anew instead of reusing the last parse."""
-    names = (
-        "sphinx_ext",
-        "sphinx_figures",
-        "sphinx_gallery",
-        "executed",
-        "scoreboard",
-        "claims",
-        "figures",
-        "serve/form",
-    )
+    ours = ("ext", "figures", "gallery", "glossary", "times")
+    names = (*(f"sphinx_{name}" for name in ours), "executed", "scoreboard", "claims", "figures", "serve/form")
     code = b"".join((Path(__file__).parent / f"{name}.py").read_bytes() for name in names)
     return int.from_bytes(hashlib.sha256(code).digest()[:6], "big")

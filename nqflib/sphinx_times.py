@@ -12,6 +12,7 @@ from sphinx.application import Sphinx
 
 from nqflib.executed import NOTEBOOKS, run_metadata
 from nqflib.sphinx_figures import duration
+from nqflib.sphinx_glossary import term_link
 
 WORDS_A_MINUTE = 200
 # Not read word by word: code and what it printed, formulas, the form, the line below a figure.
@@ -30,9 +31,12 @@ def add_times(app: Sphinx, doctree: nodes.document) -> None:
     title = next(iter(doctree.findall(nodes.title)), None)
     if title is None or not isinstance(title.parent, nodes.section) or not docname.startswith(f"{NOTEBOOKS}/"):
         return
-    said = times(count_words(doctree), run_metadata(Path(app.env.doc2path(docname))))
+    before, preset, after = times(count_words(doctree), run_metadata(Path(app.env.doc2path(docname)))).partition(
+        "preset"
+    )
+    said = [nodes.Text(before), *([term_link(preset, docname)] if preset else []), nodes.Text(after)]
     # Not a bare paragraph: the first one of a page is its own.
-    title.parent.insert(1, nodes.container("", nodes.paragraph("", said), classes=["nqf-times"]))
+    title.parent.insert(1, nodes.container("", nodes.paragraph("", "", *said), classes=["nqf-times"]))
 
 
 def times(words: int, run: dict[str, Any]) -> str:
