@@ -18,7 +18,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "book" / "benchmarks"
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-VERSIONS = ("torch", "numpy", "scipy", "jax", "diffrax", "torchdiffeq")
+VERSIONS = (
+    *("torch", "numpy", "scipy", "jax", "diffrax", "torchdiffeq"),
+    *("PyHessian", "hessian-eigenthings", "curvlinops-for-pytorch", "matfree"),
+)
 
 
 def machine() -> str:
