@@ -100,8 +100,9 @@ class Curvature:
     Vectors are (n,) or several at once (k, n), which share the primal pass; n sums the sizes of `shapes`, in its order.
 
     Raises:
-        ValueError: for batches that can be read only once, unknown names, and a model that gives different outputs
-            when called twice (dropout).
+        ValueError: for batches that can be read only once or differ between two passes (shuffling, augmentation),
+            unknown names, and a model that gives different outputs when called twice (dropout).
+        RuntimeError: by the products, within `torch.inference_mode()`; `torch.no_grad()` does not matter.
     """
 
     def __init__(
@@ -248,7 +249,10 @@ class Curvature:
         rows = vectors.detach().reshape(-1, self.n).to(device=self.device, dtype=self.dtype)
         return self._sum(name, of, rows, retainable and self.plan == "retain").view(vectors.shape)
 
+    @torch.enable_grad()  # within no_grad() the derivatives of an evaluation loop would be zeros, silently
     def _sum(self, name: str, of: Callable, rows: Tensor, retain: bool) -> Tensor:
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("products need derivatives, which torch.inference_mode() switches off; leave it first")
         total = _Sum(rows, self.sums)
         for i, batch in enumerate(self._data()):
             product = self._kept.get((name, i)) or of(batch)
@@ -296,8 +300,13 @@ class Curvature:
             again = self._outputs(self.parameters, inputs[0])
             if not torch.equal(f, again):
                 raise ValueError("model must give the same outputs when called twice; switch dropout off by .eval()")
+            second = list(self._data())
+            if not _same(inputs, [x for x, _ in second]):
+                raise ValueError(
+                    "batches must give the same pairs at every pass; shuffling or augmentation changes them"
+                )
             # The outputs of the other batches are not needed for their number: it depends on the shapes and targets.
-            self.terms = sum(self.loss.terms(f[:1].expand(len(y), *f.shape[1:]), y) for _, y in self._data())
+            self.terms = sum(self.loss.terms(f[:1].expand(len(y), *f.shape[1:]), y) for _, y in second)
         own = {p.untyped_storage().data_ptr() for p in (*self.parameters.values(), *self.frozen.values())}
         activations = sum(size for address, size in kept.items() if address not in own)
         share = sum(map(len, inputs)) / len(inputs[0]) if isinstance(inputs[0], Tensor) else len(inputs)
@@ -367,6 +376,12 @@ def _grad(outputs: Any, inputs: Any, cotangents: Any = None, **options: Any) -> 
     if isinstance(outputs, Tensor) and not outputs.requires_grad:
         return tuple(torch.zeros_like(x) for x in inputs)
     return torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True, materialize_grads=True, **options)
+
+
+def _same(inputs: list[Any], again: list[Any]) -> bool:
+    """Whether two passes gave the same; inputs that are no tensors are taken on trust."""
+    alike = (torch.equal(x, z) for x, z in zip(inputs, again, strict=False) if isinstance(x, Tensor))
+    return len(inputs) == len(again) and all(alike)
 
 
 def _parameters(model: Any, parameters: Mapping[str, Tensor] | None) -> Parameters:

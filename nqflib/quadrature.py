@@ -120,7 +120,8 @@ def gauss(alphas: ArrayLike, betas: ArrayLike) -> Rule:
 def locked_ends(rule: Rule, tolerance: float = LOCKED) -> Locked:
     """Count the Ritz values whose residual is below `tolerance` |theta|, contiguous from each end.
 
-    An eigenvalue of higher multiplicity counts once, since a Krylov space holds one vector of its eigenspace.
+    An eigenvalue of higher multiplicity counts once, since a Krylov space holds one vector of its eigenspace, until
+    rounding has brought in others: at great depth it may count up to its multiplicity.
     """
     good = rule.residuals < tolerance * np.abs(rule.nodes)
     if good.all():
