@@ -70,7 +70,6 @@ def sides() -> dict[str, tuple[Callable[[], object], int]]:
 
 def main() -> int:
     torch.set_num_threads(1)
-    print("NOT COMPARED YET: curvlinops, PyHessian, pytorch-hessian-eigenthings, matfree")
     runs = sides()
     times: dict[str, list[float]] = {name: [] for name in runs}
     for repetition in range(REPETITIONS + 1):

@@ -9,7 +9,7 @@ the basis four times; `delayed`, which reads it twice and is to do so at 70 % or
 
 Second table: a known spectrum (1/i and six outliers, n = 20,000, localised eigenvectors) at depth 300: CPU seconds,
 max |Q^T Q - 1|, error of the 20 largest eigenvalues as a share of ||A||, and ghosts, beside SciPy's `eigsh`
-for 20 pairs. curvlinops and PyHessian are not compared yet.
+for 20 pairs. Tools are compared in `peers.py`.
 
 CPU times, medians of 5 repetitions with the sides interleaved. Exits with 1 if a bar is missed.
 """
@@ -160,7 +160,6 @@ def known_spectrum(dtype: torch.dtype) -> None:
 
 def main() -> int:
     torch.set_num_threads(1)
-    print("NOT COMPARED YET: curvlinops, PyHessian, pytorch-hessian-eigenthings, matfree")
     generator = torch.Generator().manual_seed(0)
     basis = Basis(LENGTH, max(DEPTHS) + 1, torch.float32, torch.device("cpu"))
     for row in basis.rows:
