@@ -28,7 +28,7 @@ def connect(app: Sphinx) -> None:
 
 def describe(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """Handler of `doctree-resolved`: put its definition behind every link to a term."""
-    if app.builder.format != "html":
+    if app.builder.name not in ("html", "dirhtml"):  # on paper nothing shows under a pointer
         return
     links = [link for link in doctree.findall(nodes.reference) if _is_term(link)]
     definitions = _definitions(app.env) if links else {}
