@@ -68,7 +68,10 @@ def _card(app: Sphinx, here: str, docname: str, run: dict[str, Any]) -> list[nod
     address = app.builder.get_relative_uri(here, docname)
     title = app.env.titles[docname].astext()
     link = nodes.reference("", title, internal=True, refuri=address)
-    card = [*_thumbnail(tree), nodes.paragraph("", "", link, classes=["nqf-card-title"])]
+    card = [
+        *_thumbnail(tree, lazy=app.builder.name != "singlehtml"),
+        nodes.paragraph("", "", link, classes=["nqf-card-title"]),
+    ]
     sentence = _sentence(tree)
     if sentence:
         card.append(nodes.paragraph("", "", *sentence))
@@ -95,12 +98,15 @@ def _claims(page: str, app: Sphinx) -> str:
     return f"Claims: {' · '.join(words)}" if words else ""
 
 
-def _thumbnail(tree: nodes.document) -> list[nodes.Node]:
-    """The first figure of a page in both themes, if it has one; a browser loads those near its window, in one theme."""
+def _thumbnail(tree: nodes.document, lazy: bool) -> list[nodes.Node]:
+    """The first figure of a page in both themes, if it has one.
+
+    A browser loads a lazy picture when it comes near the window, and in one theme; the book on one page goes to paper.
+    """
     for figure in tree.findall(nodes.figure):
         if "nqf-figure" in figure["classes"]:
             images = [image.deepcopy() for image in figure.findall(nodes.image)]
-            for image in images:
+            for image in images if lazy else ():
                 image["loading"] = "lazy"
             return [nodes.container("", *images, classes=["nqf-thumbnail", "nqf-themes"])]
     return []
