@@ -70,7 +70,10 @@ def reference(page: str, folder: Path | None = None) -> Reference | None:
 
 
 def keep(page: str, notebook: Path, folder: Path | None = None) -> Path:
-    """Keep the numbers and curves of an executed notebook as the page's larger run; returns the file."""
+    """Keep the numbers and curves of an executed notebook as the page's larger run; returns the file.
+
+    Of runs with the same parameters the longest time is kept: a later one reads what the first left in the cache.
+    """
     import nbformat
 
     from nqflib.quantities import read_quantities
@@ -79,6 +82,9 @@ def keep(page: str, notebook: Path, folder: Path | None = None) -> Path:
     executed = nbformat.read(notebook, as_version=4)
     run = executed.metadata["nqf"]["run"]
     texts = {stem: text for figure in figures_of(executed) for stem, text in figure["csv"].items()}
+    before = reference(page, folder)
+    if before and before.run["parameters"] == run["parameters"]:
+        run["seconds"] = max(run["seconds"], before.run["seconds"])
     stored = {
         "run": {name: run[name] for name in _FIELDS} | {"cores": os.cpu_count()},
         "quantities": read_quantities(notebook),
