@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -50,6 +50,13 @@ class Trial:
     largest: float
     last: float
     stopped: int | None
+
+    @classmethod
+    def of(cls, factor: float, losses: Sequence[float]) -> Trial:
+        """The trial whose steps had these losses, as `trial_losses` gives them."""
+        ratios = [loss / losses[0] for loss in losses]
+        largest = max(1.0, *ratios) if all(map(math.isfinite, ratios)) else math.inf
+        return cls(factor, largest, ratios[-1], None if largest <= RUNAWAY else len(losses))
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ def largest_stable(
     with locked(file):
         if file.exists():
             return _read(file)
-        edge = _search(_Frozen(run, checkpoint), read.split(batch), factors, f"batch {batch}")
+        edge = _search(Frozen(run, checkpoint), read.split(batch), factors, f"batch {batch}")
         write_atomically(file, json.dumps(asdict(edge)).encode())
     return edge
 
@@ -151,8 +158,8 @@ def full_batch_limit(product: Product, n: int, *, momentum: float, guess: float,
     return math.sqrt(low * high)
 
 
-class _Frozen:
-    """The quadratic at a checkpoint's averaged weights, with the optimizer's state there."""
+class Frozen:
+    """The quadratic at a checkpoint's averaged weights, with the optimizer's state there and the learning `rate`."""
 
     def __init__(self, run: Run, checkpoint: Checkpoint) -> None:
         average = checkpoint.average(AVERAGES[0])
@@ -165,12 +172,14 @@ class _Frozen:
         self.rate, self.micro_batch = checkpoint.rate, run.micro_batch
 
     def adam(self) -> Adam:
+        """The optimizer as it starts, to be changed in place."""
         adam = Adam.start(self.model, self.theta0.clone())
         adam.first_moment, adam.second_moment = self.first_moment.clone(), self.nu
         adam.step, adam.beta2_product = self.step, self.beta2_product
         return adam
 
     def loss_and_gradient(self, weights: Tensor, windows: Tensor) -> tuple[float, Tensor]:
+        """The quadratic of a batch (windows, T + 1) at `weights` (n,), in nats a token, and its gradient (n,)."""
         delta = unflatten((weights - self.theta0).to(self.parameters["embedding"].dtype), self.model)
         loss, total = 0.0, torch.zeros_like(self.theta0)
         for part in windows.split(self.micro_batch):
@@ -181,7 +190,22 @@ class _Frozen:
         return loss, total
 
 
-def _search(frozen: _Frozen, batches: Sequence[Tensor], factors: Sequence[float], label: str) -> Edge:
+def trial_losses(frozen: Frozen, batches: Iterable[Tensor], factor: float) -> list[float]:
+    """The loss of each step at `factor` times the checkpoint's rate, ending early with the first that is a runaway.
+
+    A runaway is above `RUNAWAY` times the first loss, or not finite.
+    """
+    adam, losses = frozen.adam(), []
+    for windows in batches:
+        loss, gradient = frozen.loss_and_gradient(adam.weights, windows)
+        losses.append(loss)
+        if not (math.isfinite(loss) and loss / losses[0] <= RUNAWAY):
+            break
+        adam.momentum_update(gradient, factor * frozen.rate)
+    return losses
+
+
+def _search(frozen: Frozen, batches: Sequence[Tensor], factors: Sequence[float], label: str) -> Edge:
     trials: list[Trial] = []
     for i, factor in enumerate(factors):
         trials.append(_trial(frozen, batches, factor, label))
@@ -193,17 +217,8 @@ def _search(frozen: _Frozen, batches: Sequence[Tensor], factors: Sequence[float]
     return Edge(stable, stable * frozen.rate, tuple(trials))
 
 
-def _trial(frozen: _Frozen, batches: Sequence[Tensor], factor: float, label: str) -> Trial:
-    adam, first, largest, last = frozen.adam(), math.nan, 1.0, 1.0
-    for step, windows in enumerate(progress(batches, f"rate x {factor:.3g}, {label}"), 1):
-        loss, gradient = frozen.loss_and_gradient(adam.weights, windows)
-        first = loss if step == 1 else first
-        last = loss / first
-        largest = max(largest, last) if math.isfinite(last) else math.inf
-        if not largest <= RUNAWAY:
-            return Trial(factor, largest, last, step)
-        adam.momentum_update(gradient, factor * frozen.rate)
-    return Trial(factor, largest, last, None)
+def _trial(frozen: Frozen, batches: Sequence[Tensor], factor: float, label: str) -> Trial:
+    return Trial.of(factor, trial_losses(frozen, progress(batches, f"rate x {factor:.3g}, {label}"), factor))
 
 
 def _read(file: Path) -> Edge:

@@ -78,7 +78,7 @@ def test_the_search_goes_down_to_the_first_stable_factor_and_looks_once_between(
 
 def test_an_edge_is_searched_once_and_read_afterwards(trained, monkeypatch):
     first = edge(trained, factors=[0.5, 0.25])
-    monkeypatch.setattr(edges, "_trial", lambda *_: pytest.fail("it was searched again"))
+    monkeypatch.setattr(edges, "trial_losses", lambda *_: pytest.fail("it was searched again"))
     assert edge(trained, factors=[0.5, 0.25]) == first
     with pytest.raises(pytest.fail.Exception, match="searched again"):
         edge(trained, factors=[0.5])
