@@ -11,6 +11,12 @@ their `gain`, is below 1. Without momentum that is
 
     sum_i (eta l_i / B) / (2 - (1 + 1/B) eta l_i) < 1.
 
+How fast the mean loss grows beyond the edge, or falls inside it, is the spectral radius r of the whole recursion
+(`growth` is ln r). With s <- R_i s + u_i T for the three moments s of a mode, r is the largest radius of the R_i, or if
+there is one the root above it of the secular equation, whose left side at r = 1 is the gain:
+
+    sum_i l_i [(r - R_i)^-1 u_i]_1 = 1.
+
 For a preconditioner P read l_i as the eigenvalues of P^(1/2) H P^(1/2). The Gaussian assumption enters through the
 fourth moments alone; a language model's per-sample gradients are not Gaussian, and the first thing to blame for a
 difference.
@@ -55,6 +61,47 @@ def gain(
         return math.inf
     returned = np.linalg.solve(np.eye(3) - R, u[:, :, None])[:, 0, 0]  # E[w_i^2] for T = 1
     return float(np.sum(count * lam * returned))
+
+
+def growth(
+    rate: float, eigenvalues: ArrayLike, batch: float, *, momentum: float = 0.0, multiplicity: ArrayLike | None = None
+) -> float:
+    """ln r per step, by which the mean loss grows in the long run: 0 at the `edge`, above 0 beyond it.
+
+    This is the exponent of the mean over all runs, which a few that grow fast dominate; by Jensen's inequality a
+    typical run grows slower, if at all. Noise of the targets does not enter, modes without curvature do not count.
+    Arguments as for `gain`. Raises `ValueError` without a positive eigenvalue.
+    """
+    lam, count = _spectrum(eigenvalues, multiplicity)
+    _check(rate, batch, momentum)
+    lam, count = lam[lam > 0], count[lam > 0]
+    if not lam.size:
+        raise ValueError("eigenvalues must have a positive entry")
+    R, u = _recursion(rate, lam, batch, momentum)
+    own = float(np.abs(np.linalg.eigvals(R)).max())
+    if math.isinf(batch):
+        return math.log(own)
+
+    def returned(log_r: float) -> float:  # by Cramer's rule, since the matrix may be singular
+        M = math.exp(log_r) * np.eye(3) - R
+        forced = np.concatenate([u[:, :, None], M[:, :, 1:]], -1)
+        with np.errstate(divide="ignore"):
+            return float(np.sum(count * lam * np.linalg.det(forced) / np.linalg.det(M)))
+
+    # Noise that enters a mode leaves a covariance at every later step, and no negative one: from the mode's own radius
+    # on the sum is positive and falls, so that there is at most one root. Below a radius that rounding put too high it
+    # is negative.
+    low, offset = math.log(own), 1e-14
+    while returned(low + offset) < 0:
+        offset *= 10
+    low += offset
+    if returned(low) <= 1:
+        return math.log(own)
+    high = low + 1
+    while returned(high) > 1:
+        high += high - low
+    root: Any = brentq(lambda log_r: math.atan(returned(log_r)) - math.pi / 4, low, high, xtol=1e-14)
+    return float(root)
 
 
 def edge(
@@ -140,12 +187,15 @@ def _check(rate: float, batch: float, momentum: float) -> None:
 
 
 def _recursion(rate: float, lam: Array, batch: float, momentum: float) -> tuple[Array, Array]:
-    """R (n, 3, 3) and u (n, 3) of s <- R s + u T for s = (E[w^2], E[w m], E[m^2])."""
-    b, a = momentum, 1 - momentum
-    zero, one = np.zeros_like(lam), np.ones_like(lam)
-    squared = np.stack([a * a * (1 + 1 / batch) * lam * lam, 2 * a * b * lam, b * b * one], -1)  # E[m'^2]
-    crossed = np.stack([a * lam, b * one, zero], -1)  # E[w m']
+    """R (n, 3, 3) and u (n, 3) of s <- R s + u T for s = (E[w^2], eta E[w m], eta^2 E[m^2]).
+
+    With eta in the moments all entries are of one size, and eigenvalues good to the last digits at any rate.
+    """
+    b, a, x = momentum, 1 - momentum, rate * lam
+    zero, one = np.zeros_like(x), np.ones_like(x)
+    squared = np.stack([a * a * (1 + 1 / batch) * x * x, 2 * a * b * x, b * b * one], -1)  # eta^2 E[m'^2]
+    crossed = np.stack([a * x, b * one, zero], -1)  # eta E[w m']
     weight = np.stack([one, zero, zero], -1)
-    R = np.stack([weight - 2 * rate * crossed + rate**2 * squared, crossed - rate * squared, squared], -2)
-    forced = a * a * lam / batch  # E[m'^2] for T = 1
-    return R, np.stack([rate**2 * forced, -rate * forced, forced], -1)
+    R = np.stack([weight - 2 * crossed + squared, crossed - squared, squared], -2)
+    forced = a * a * rate * x / batch  # eta^2 E[m'^2] for T = 1
+    return R, np.stack([forced, -forced, forced], -1)

@@ -37,6 +37,47 @@ def test_at_the_edge_the_whole_recursion_has_spectral_radius_one(lam, batch, mom
     assert radius(1.05) > 1 + 1e-4
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("batch", [1, 4, 64, 1e6, math.inf])
+@pytest.mark.parametrize("lam", [FLAT[:12], DECAYING[:12], [1.0]], ids=["flat", "decaying", "one"])
+def test_growth_is_the_logarithm_of_the_whole_recursions_spectral_radius(lam, batch, momentum):
+    lam = np.array(lam)
+    edge = stability.edge(lam, min(batch, 1e12), momentum=momentum)
+    for factor in (0.01, 0.3, 0.99, 1.3, 5.0):
+        radius = np.abs(np.linalg.eigvals(whole_recursion(factor * edge, lam, batch, momentum))).max()
+        found = stability.growth(factor * edge, lam, batch, momentum=momentum)
+        assert found == pytest.approx(math.log(radius), abs=1e-10)
+        assert (found > 0) == (factor > 1)
+    assert stability.growth(edge, lam, min(batch, 1e12), momentum=momentum) == pytest.approx(0, abs=1e-10)
+
+
+def test_growth_of_repeated_modes_is_counted_and_modes_without_curvature_are_left_out():
+    counted = stability.growth(0.3, [1.0, 0.2, 0.0], 3, momentum=0.9, multiplicity=[2, 7, 5])
+    repeated = stability.growth(0.3, np.repeat([1.0, 0.2], [2, 7]), 3, momentum=0.9)
+    assert counted == pytest.approx(repeated, rel=1e-10)
+    one_mode = stability.growth(0.5, [1.0], 2)  # (1 - eta)^2 + 2 eta^2 / B, from E[x^4] = 3
+    assert one_mode == pytest.approx(math.log(0.5**2 + 2 * 0.5**2 / 2), abs=1e-12)
+    with pytest.raises(ValueError, match="positive entry"):
+        stability.growth(0.3, [0.0], 3)
+
+
+@pytest.mark.parametrize(("factor", "momentum"), [(0.5, 0.0), (1.2, 0.0), (0.5, 0.9), (1.5, 0.9)])
+def test_the_mean_loss_of_many_runs_grows_at_this_rate_and_a_typical_one_slower(factor, momentum):
+    lam, batch, runs = FLAT[:30], 8, 1000
+    rate = factor * stability.edge(lam, batch, momentum=momentum)
+    generator = np.random.default_rng(0)
+    w, m, losses = np.ones((runs, len(lam))), np.zeros((runs, len(lam))), []
+    for _ in range(60):
+        x = generator.standard_normal((runs, batch, len(lam))) * np.sqrt(lam)
+        m = momentum * m + (1 - momentum) * np.einsum("rbi,rbj,rj->ri", x, x, w, optimize=True) / batch
+        w = w - rate * m
+        losses.append(np.sum(lam * w**2, axis=1) / 2)
+    steps = range(20, 60)
+    mean = np.polyfit(steps, np.log(np.mean(losses[20:], axis=1)), 1)[0]
+    assert mean == pytest.approx(stability.growth(rate, lam, batch, momentum=momentum), rel=0.1)
+    assert np.polyfit(steps, np.median(np.log(losses[20:]), axis=1), 1)[0] < mean
+
+
 def test_without_momentum_the_gain_is_the_known_sum():
     rate, batch = 0.3, 5
     known = np.sum(rate * DECAYING / batch / (2 - (1 + 1 / batch) * rate * DECAYING))
