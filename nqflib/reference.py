@@ -1,4 +1,7 @@
-"""Runs at a larger scale, made once by hand and kept in `data/reference/`, for pages to show beside their own run.
+"""Runs and results that take too long for every build, made once by hand and kept in `data/reference/`.
+
+A page has at most one kept run at a larger scale. It holds every recorded quantity, the columns of every figure that
+has data, and what a stranger needs to get them again:
 
     python -m nqflib.reference quadratic/sample_size preset=evening    # run the page, keep its numbers and curves
 
@@ -6,8 +9,9 @@
     larger.quantities["sample_size_gap_hessian"]                                            # doctest: +SKIP
     larger.tables["sample-size-hessian-32768"]["eigenvalue"]                                # doctest: +SKIP
 
-A page has at most one such run. It holds every recorded quantity, the columns of every figure that has data, and what a
-stranger needs to get them again.
+A result that is no page's run, such as a grid over many seeds, is one JSON file with what produced it:
+
+    load("stability_grid")["made_by"]["command"]                                            # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -17,8 +21,10 @@ import csv
 import json
 import math
 import os
+import platform
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +32,7 @@ from nqflib.quantities import Quantity
 
 FOLDER = Path(__file__).resolve().parent.parent / "data" / "reference"
 DIGITS = 7  # of a number in a curve: far below what a plot or a fit can tell apart
-_FIELDS = ("commit", "preset", "parameters", "given", "seconds", "date", "versions", "python")
+_FIELDS = ("commit", "preset", "parameters", "given", "date", "versions", "python")  # no time: it may read a cache
 
 Columns = dict[str, list[Any]]
 
@@ -40,16 +46,11 @@ class Reference(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """One line that says where the numbers come from: preset, own parameters, date, seconds, machine, versions."""
+        """One line that says where the numbers come from: preset, own parameters, date, versions."""
         run = self.run
         given = [f"{name}={value}" for name, value in run["given"].items() if name != "preset"]
-        parts = [
-            f"preset {run['preset']}",
-            *given,
-            run["date"][:10],
-            f"{run['seconds']:,.0f} s on {run['cores']} cores",
-        ]
-        return " · ".join([*parts, f"torch {run['versions']['torch']}", f"commit {run['commit']}"])
+        parts = [f"preset {run['preset']}", *given, run["date"][:10], f"torch {run['versions']['torch']}"]
+        return " · ".join([*parts, f"commit {run['commit']}"])
 
 
 def reference_file(page: str, folder: Path | None = None) -> Path:
@@ -70,10 +71,7 @@ def reference(page: str, folder: Path | None = None) -> Reference | None:
 
 
 def keep(page: str, notebook: Path, folder: Path | None = None) -> Path:
-    """Keep the numbers and curves of an executed notebook as the page's larger run; returns the file.
-
-    Of runs with the same parameters the longest time is kept: a later one reads what the first left in the cache.
-    """
+    """Keep the numbers and curves of an executed notebook as the page's larger run; returns the file."""
     import nbformat
 
     from nqflib.quantities import read_quantities
@@ -82,17 +80,39 @@ def keep(page: str, notebook: Path, folder: Path | None = None) -> Path:
     executed = nbformat.read(notebook, as_version=4)
     run = executed.metadata["nqf"]["run"]
     texts = {stem: text for figure in figures_of(executed) for stem, text in figure["csv"].items()}
-    before = reference(page, folder)
-    if before and before.run["parameters"] == run["parameters"]:
-        run["seconds"] = max(run["seconds"], before.run["seconds"])
     stored = {
-        "run": {name: run[name] for name in _FIELDS} | {"cores": os.cpu_count()},
+        "run": {name: run[name] for name in _FIELDS},
         "quantities": read_quantities(notebook),
         "tables": {stem: _columns(text) for stem, text in sorted(texts.items())},
     }
     file = reference_file(page, folder)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(_lines(stored), "utf-8")
+    return file
+
+
+def load(name: str, folder: Path | None = None) -> dict[str, Any]:
+    """A kept result, with what made it under `made_by`. Raises `ValueError` with the known names for another one."""
+    file = (folder or FOLDER) / f"{name}.json"
+    if not file.exists():
+        known = ", ".join(sorted(path.stem for path in file.parent.glob("*.json"))) or "none"
+        raise ValueError(f"there is no kept result {name!r}; there are {known}")
+    return json.loads(file.read_text("utf-8"))
+
+
+def record(name: str, content: Mapping[str, Any], *, command: str, folder: Path | None = None) -> Path:
+    """Keep a result with the `command` that makes it again, versions and machine; returns the file.
+
+    `content` must be JSON without infinities (raises `ValueError`).
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    versions = {"python": platform.python_version()} | {name: metadata.version(name) for name in ("torch", "numpy")}
+    machine = f"{os.cpu_count()} cores ({platform.machine()}), {memory:.0f} GiB"
+    made_by = {"command": command, "versions": versions, "machine": machine}
+    file = (folder or FOLDER) / f"{name}.json"
+    text = json.dumps({"made_by": made_by, **content}, allow_nan=False) + "\n"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, "utf-8")
     return file
 
 

@@ -177,7 +177,7 @@ def inputs(page: str) -> list[Path]:
 
     The notebook, every module of nqflib that it imports, directly or through another, the pinned versions, if
     `nqflib.data` is among the modules the manifest that holds the hash of every data file, and if `nqflib.reference` is
-    the page's larger run.
+    the page's larger run and the kept results.
     """
     source = _code((NOTEBOOKS / f"{page}.md").read_text("utf-8"))
     modules = import_closure(source)
@@ -185,7 +185,8 @@ def inputs(page: str) -> list[Path]:
     if ROOT / "nqflib" / "data.py" in modules:
         files.append(ROOT / "data" / "manifest.json")
     if ROOT / "nqflib" / "reference.py" in modules:
-        files += [path for path in [ROOT / "data" / "reference" / f"{page}.json"] if path.exists()]
+        kept = ROOT / "data" / "reference"
+        files += [path for path in [kept / f"{page}.json", *sorted(kept.glob("*.json"))] if path.exists()]
     return files
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from nqflib import reference as module
 from nqflib import runner
-from nqflib.reference import keep, main, reference, reference_file
+from nqflib.reference import keep, load, main, record, reference, reference_file
 
 PAGE = """\
 ---
@@ -73,11 +73,8 @@ def test_a_larger_run_is_kept_with_numbers_curves_and_origin(checkout, capsys):
     assert kept.tables["curve-short"] == {"y": [1.5]}
     assert kept.run["parameters"] == {"preset": "evening", "points": 5}
     assert kept.origin.startswith(f"preset evening · {kept.run['date'][:10]}")
-    # Kept again from the same notebook, the file has the same bytes; of two times the longer one counts.
+    # Kept again from the same notebook, the file has the same bytes.
     file = reference_file("nqf/page")
-    stored = json.loads(file.read_text())
-    stored["run"]["seconds"] += 1000
-    file.write_text(module._lines(stored))
     before = file.read_bytes()
     keep("nqf/page", checkout / "runs" / "nqf" / "page" / "preset=evening" / "notebook.ipynb")
     assert file.read_bytes() == before
@@ -90,18 +87,44 @@ def test_a_wrong_parameter_keeps_nothing(checkout, capsys):
 
 
 def test_a_kept_run_is_an_input_of_a_page_that_reads_it(checkout, monkeypatch):
-    file = reference_file("nqf/page")
+    kept = {reference_file(name) for name in ("nqf/page", "some_result")}
+    other = reference_file("nqf/another")
     monkeypatch.setattr(runner, "import_closure", lambda _: [checkout / "nqflib" / "reference.py"])
-    assert file not in runner.inputs("nqf/page")
-    file.parent.mkdir(parents=True)
-    file.write_text("{}")
-    assert file in runner.inputs("nqf/page")
+    assert not kept & set(runner.inputs("nqf/page"))
+    for file in (*kept, other):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
+    assert kept <= set(runner.inputs("nqf/page"))
+    assert other not in runner.inputs("nqf/page")
     monkeypatch.setattr(runner, "import_closure", lambda _: [])
-    assert file not in runner.inputs("nqf/page")
+    assert not kept & set(runner.inputs("nqf/page"))
+
+
+def test_a_result_is_read_back_beside_what_made_it(tmp_path):
+    record("first", {"values": [0.1, None]}, command="make first", folder=tmp_path)
+    record("first", {"values": [0.2, None]}, command="make first", folder=tmp_path)
+    found = load("first", tmp_path)
+    assert found["values"] == [0.2, None]
+    assert found["made_by"]["command"] == "make first"
+    assert set(found["made_by"]["versions"]) == {"python", "torch", "numpy"}
+    with pytest.raises(ValueError, match="JSON compliant"):
+        record("third", {"values": [float("inf")]}, command="make third", folder=tmp_path)
+    with pytest.raises(ValueError, match="no kept result 'third'; there are first"):
+        load("third", tmp_path)
+
+
+def test_every_kept_file_is_described_and_names_no_path():
+    readme = (module.FOLDER.parent / "README.md").read_text("utf-8")
+    files = list(module.FOLDER.rglob("*.json"))
+    assert files
+    for file in files:
+        text = file.read_text("utf-8")
+        assert not any(path in text for path in ("/home/", "/tmp/", "/root/", "/Users/", "/work/")), file
+        assert file.parent != module.FOLDER or f"`{file.name}`" in readme
 
 
 def test_every_kept_run_fits_a_page_and_its_present_presets():
-    for file in module.FOLDER.rglob("*.json"):
+    for file in module.FOLDER.glob("*/*.json"):
         page = file.relative_to(module.FOLDER).with_suffix("").as_posix()
         kept = reference(page)
         declared = runner.declaration(runner.read_notebook(page).cells)

@@ -3,7 +3,7 @@
     grid = stability_grid(run, checkpoint, corpus, [8, 32], [0.5, 1, 2], range(3), steps=100)  # doctest: +SKIP
     grid.stable(), grid.boundary()                                                             # doctest: +SKIP
 
-    python -m nqflib.language_model.grids --seeds 10      # the recorded grid, data/reference/stability_grid.json
+    python -m nqflib.language_model.grids --seeds 10     # writes data/reference/stability_grid.json
 
 A trial is that of `nqflib.language_model.edges`. It is unstable if the loss of a step exceeds `RUNAWAY` times that of
 the first; a sharper criterion also calls it unstable if the loss of its last step is above the first. The last and the
@@ -24,8 +24,6 @@ import argparse
 import hashlib
 import json
 import math
-import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -39,7 +37,7 @@ from joblib import Parallel, delayed
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nqflib import data
+from nqflib import reference
 from nqflib.language_model.checkpoints import Checkpoint
 from nqflib.language_model.corpus import Corpus
 from nqflib.language_model.edges import Frozen, Trial, stream_after, trial_losses
@@ -256,7 +254,7 @@ def record(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--length", type=float, default=0.1, help="of a trial, as a share of the run's tokens")
     parser.add_argument("--least", type=int, default=100, help="steps that a trial has at least")
     parser.add_argument("--jobs", type=int, default=1, help="processes, -1 for one a core")
-    parser.add_argument("--out", type=Path, default=data.directory() / "reference", help="folder to write to")
+    parser.add_argument("--out", type=Path, help="folder to write to (default: data/reference)")
     options = parser.parse_args(arguments)
     run = Run.of(preset(options.preset), options.batch)
     trained = pretrain(run)
@@ -268,37 +266,18 @@ def record(arguments: Sequence[str] | None = None) -> int:
         grid = stability_grid(run, point, trained.corpus, batches, SHARES, seeds, steps=steps, jobs=options.jobs)
         grids.append({"done": point.done, **grid.as_json()})
     settings = {name: getattr(options, name) for name in ("preset", "batch", "checkpoints", "seeds", "length", "least")}
-    _write_record(options.out, {"settings": settings, **_provenance(), "grids": grids})
+    shares = " ".join(f"{done:g}" for done in options.checkpoints)
+    command = (
+        f"{parser.prog} --preset {options.preset} --batch {options.batch} --checkpoints {shares}"
+        f" --seeds {options.seeds} --length {options.length:g} --least {options.least}"
+    )
+    reference.record(RECORD, {"settings": settings, "grids": grids}, command=command, folder=options.out)
     return 0
 
 
-def recorded() -> list[tuple[float, Grid]]:
-    """The recorded grids of `data/reference`, each with the share of the run that its checkpoint has done.
-
-    Raises what `nqflib.data.path` raises for a missing or damaged file.
-    """
-    stored = json.loads(data.path(RECORD, folder=data.directory() / "reference").read_text("utf-8"))
-    return [(entry["done"], Grid.from_json(entry)) for entry in stored["grids"]]
-
-
-def _provenance() -> dict[str, Any]:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return {
-        "command": "python -m nqflib.language_model.grids",
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
-        "machine": f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.machine()}",
-    }
-
-
-def _write_record(folder: Path, content: dict[str, Any]) -> None:
-    """The file and its entry of the folder's manifest, which `nqflib.data` holds it against."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file, manifest = folder / f"{RECORD}.json", folder / "manifest.json"
-    packed = (json.dumps(content) + "\n").encode()
-    entries = json.loads(manifest.read_text("utf-8")) if manifest.exists() else {}
-    entries[RECORD] = {"file": file.name, "bytes": len(packed), "sha256": hashlib.sha256(packed).hexdigest()}
-    file.write_bytes(packed)
-    manifest.write_text(json.dumps(entries, indent=2) + "\n", "utf-8")
+def recorded(*, folder: Path | None = None) -> list[tuple[float, Grid]]:
+    """The recorded grids, each with the share of the run that its checkpoint has done; raises as `reference.load`."""
+    return [(entry["done"], Grid.from_json(entry)) for entry in reference.load(RECORD, folder=folder)["grids"]]
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from small_runs import small_run, write_text
 
+from nqflib import reference
 from nqflib.language_model import grids
-from nqflib.language_model.edges import largest_stable, stream_after
+from nqflib.language_model.edges import RUNAWAY, largest_stable, stream_after
 from nqflib.language_model.grids import Grid, loss_growth, stability_grid
 from nqflib.language_model.pretrain import pretrain
 from nqflib.language_model.storage import DamagedFileError
@@ -135,3 +136,18 @@ def test_growth_is_the_slope_of_the_logarithm_over_the_second_half():
     assert math.isnan(loss_growth([3.0, 9.0]))
     assert math.isnan(loss_growth([3.0, 3.0, -1.0, 2.0]))
     assert math.isnan(loss_growth([3.0, 3.0, 4.0, math.inf]))
+
+
+def test_the_recorded_grid_is_the_papers_at_the_laptops_run():
+    settings = reference.load("stability_grid")["settings"]  # its hash is compared
+    assert (settings["preset"], settings["batch"], settings["length"]) == ("laptop", 32, 0.1)
+    for done, grid in grids.recorded():
+        assert done == pytest.approx(0.379, abs=0.001)
+        assert (grid.batches, grid.factors) == ((8, 16, 32, 64, 128), grids.SHARES)
+        assert grid.steps == (420, 210, 105, 100, 100)
+        assert len(grid.seeds) == settings["seeds"]
+        assert np.array_equal(grid.stopped > 0, grid.largest > RUNAWAY)
+        # a rate, or a batch, that makes all seeds runaways is followed by no rate, or smaller batch, that makes none
+        share = grid.stable()
+        assert ((share[:, :-1] > 0) | (share[:, 1:] < 1)).all()
+        assert ((share[1:] > 0) | (share[:-1] < 1)).all()
