@@ -57,7 +57,8 @@ class Grid:
 
     `steps` is the length of a trial for each batch size. Arrays are (batches, factors, seeds): `largest` and `last`
     loss over the first, infinite and not a number where a loss was not finite; `stopped`, the step at which a trial was
-    called unstable, 0 for a stable one; `growth`, see `loss_growth`. `seconds` is what all trials took on one core.
+    called unstable, 0 for a stable one; `growth`, see `loss_growth`. `seconds` is the wall time of all trials, on one
+    core.
     """
 
     rate: float
