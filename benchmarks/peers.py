@@ -36,6 +36,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from scipy.linalg import eigvalsh_tridiagonal
 from scipy.sparse.linalg import eigsh
 from torch import Tensor, nn
@@ -63,11 +64,11 @@ class Problem:
     """The model, its tokens, a start, and a clock for the products."""
 
     def __init__(self, weights: Path, dtype: torch.dtype = torch.float32) -> None:
-        state = torch.load(weights)
-        model = Transformer(SIZE, dtype=dtype)
-        model.load_state_dict(state["weights"])
-        self.model, self.windows = model, state["windows"]
-        self.rows = nn.Sequential(model, nn.Flatten(0, 1))  # logits (N, V), which the peers' cross-entropy takes
+        state = load_file(weights)
+        self.windows = state.pop("windows")
+        self.model = Transformer(SIZE, dtype=dtype)
+        self.model.load_state_dict(state)
+        self.rows = nn.Sequential(self.model, nn.Flatten(0, 1))  # logits (N, V), which the peers' cross-entropy takes
         self.data = (self.windows[:, :-1], self.windows[:, 1:].flatten())
         self.start = random_starts(1, SIZE.parameters, torch.Generator().manual_seed(3), dtype=dtype)[0]
         self.seconds, self.products = 0.0, 0
@@ -240,7 +241,7 @@ def trained(file: Path) -> None:
         for name, gradient in loss_and_gradient(model, parameters, draw(16))[1].items():
             parameters[name].grad = gradient
         optimizer.step()
-    torch.save({"weights": model.state_dict(), "windows": draw(WINDOWS)}, file)
+    save_file({**model.state_dict(), "windows": draw(WINDOWS)}, file)
 
 
 def apart(name: str, weights: Path) -> dict[str, Any] | str:
@@ -267,7 +268,7 @@ def row(name: str, runs: list[dict[str, Any]], true: np.ndarray) -> str:
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"NQF_PROGRESS": f"{folder}/progress", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-        weights = Path(folder) / "weights.pt"
+        weights = Path(folder) / "weights.safetensors"
         trained(weights)
         operator = as_linear_operator(Problem(weights, torch.float64).ours(), SIZE.parameters, torch.float64)
         true = eigsh(operator, TOP + 5, which="LM", ncv=DEPTH + 10, tol=1e-8, return_eigenvectors=False)
