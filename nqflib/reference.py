@@ -30,7 +30,9 @@ from typing import Any, NamedTuple
 
 from nqflib.quantities import Quantity
 
-FOLDER = Path(__file__).resolve().parent.parent / "data" / "reference"
+_HERE = Path(__file__).resolve().parent
+_CHECKOUT = _HERE.parent / "data" / "reference"
+FOLDER = _CHECKOUT if _CHECKOUT.is_dir() else _HERE / "_data" / "reference"  # an installed wheel carries a copy
 DIGITS = 7  # of a number in a curve: far below what a plot or a fit can tell apart
 _FIELDS = ("commit", "preset", "parameters", "given", "date", "versions", "python")  # no time: it may read a cache
 

@@ -1,11 +1,13 @@
 """Links of the built pages that lead somewhere, and mathematics without a network.
 
 The book renders `book/notebooks/x.ipynb`, which git does not hold: git holds `notebooks/x.md`, and the published
-site the executed copy. The theme's buttons point at the first, so they are repointed here.
+site the executed copy. The theme's buttons point at the first, so they are repointed here. The executed copy gets a
+first cell that installs the library where it is missing, such as on Colab.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from html import escape, unescape
 from importlib.util import find_spec
@@ -19,6 +21,14 @@ from sphinx.util.fileutil import copy_asset_file
 from sphinx.util.osutil import ensuredir
 
 PUBLISHED_BRANCH = "gh-pages"  # where the built site lies, executed notebooks below _sources/
+INSTALL_ID = "install-nqflib"
+INSTALL = """\
+# Only where nqflib is missing, such as on Colab.
+import importlib.util
+
+if importlib.util.find_spec("nqflib") is None:
+    %pip install --quiet "nqflib[lm] @ git+{url}@{branch}"
+"""
 MATHJAX = "tex-svg-full.js"  # one file without fonts: Firefox refuses fonts to a page opened from a disk
 
 
@@ -26,6 +36,7 @@ def connect(app: Sphinx) -> None:
     """Connect the handlers of this module."""
     app.connect("config-inited", use_own_mathjax)
     app.connect("build-finished", copy_mathjax)
+    app.connect("build-finished", make_copies_installable)
     # After the theme, which makes its buttons at 501.
     app.connect("html-page-context", repoint, priority=900)
 
@@ -105,6 +116,27 @@ def copy_mathjax(app: Sphinx, error: Exception | None) -> None:
     target = Path(app.outdir, "_static", "mathjax")
     ensuredir(target)
     copy_asset_file(str(Path(found.submodule_search_locations[0], "static", "mathjax", MATHJAX)), str(target))
+
+
+def make_copies_installable(app: Sphinx, error: Exception | None) -> None:
+    """Handler of `build-finished`: the executed copies of the site start with a cell that installs the library."""
+    url, branch = repository(app.config)
+    if error or app.builder.format != "html" or not url:
+        return
+    source = INSTALL.format(url=url, branch=branch).splitlines(keepends=True)
+    cell = {
+        "cell_type": "code",
+        "id": INSTALL_ID,
+        "metadata": {},
+        "execution_count": None,
+        "outputs": [],
+        "source": source,
+    }
+    for path in Path(app.outdir, "_sources", "notebooks").rglob("*.ipynb"):
+        notebook = json.loads(path.read_text("utf-8"))
+        if notebook["cells"][0].get("id") != INSTALL_ID:
+            notebook["cells"].insert(0, cell)
+            path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 def _buttons(buttons: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ import re
 
 import nbformat
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 from nbformat.v4 import new_code_cell, new_markdown_cell
 from small_site import (
     ALT,
@@ -282,6 +283,24 @@ def test_buttons_lead_to_the_file_that_git_holds(first):
 def test_the_copy_for_colab_is_in_the_site(site):
     published = nbformat.read(site[0] / "_sources/notebooks/nqf/first.ipynb", as_version=4)
     assert published.metadata["nqf"]["run"]["commit"] == RUN["commit"]
+
+
+def test_the_copy_for_colab_installs_the_library_where_it_is_missing(site, monkeypatch):
+    copies = list((site[0] / "_sources" / "notebooks").rglob("*.ipynb"))
+    assert copies
+    for path in copies:
+        published = nbformat.read(path, as_version=4)
+        nbformat.validate(published)
+        assert [cell.get("id") for cell in published.cells].index(sphinx_links.INSTALL_ID) == 0
+        assert published.cells[1].cell_type == "markdown"  # its title, once
+    asked, shell = [], InteractiveShell.instance()
+    monkeypatch.setattr(shell, "run_line_magic", lambda name, line, **_: asked.append((name, line)))
+    code = shell.transform_cell(published.cells[0].source)
+    exec(code, {"get_ipython": lambda: shell})
+    assert asked == []  # it is there
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    exec(code, {"get_ipython": lambda: shell})
+    assert asked == [("pip", f'install --quiet "nqflib[lm] @ git+{REPOSITORY}@main"')]
 
 
 def test_every_page_offers_to_report_a_mistake_with_its_title(site, first):
