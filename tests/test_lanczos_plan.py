@@ -12,15 +12,19 @@ from nqflib.lanczos import plan as planning
 from nqflib.lanczos.plan import DEVICES, GIB, plan, run_memory
 
 RUN = """
-import resource, torch
+import torch
 from nqflib.lanczos import lanczos
-n, depth, method, kind = 2_000_000, 30, "{method}", torch.{kind}
+n, depth, method, kind = 1_000_000, 20, "{method}", torch.{kind}
+def resident(field):
+    with open("/proc/self/status") as file:
+        return 1024 * int(file.read().split(field + ":")[1].split()[0])
 eigenvalues, start = torch.linspace(0, 1, n), torch.randn(n, generator=torch.Generator().manual_seed(0))
 lanczos(lambda q: eigenvalues[:1000] * q, start[:1000], 3, method=method, basis_dtype=kind)  # what is loaded lazily
-with open("/proc/self/statm") as file:
-    before = int(file.read().split()[1]) * resource.getpagesize()
+before = resident("VmRSS")
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # the peak counts from here; that of getrusage would be the parent's if it is larger
 assert lanczos(lambda q: eigenvalues * q, start, depth, method=method, basis_dtype=kind).step == depth
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+print(resident("VmHWM") - before)
 """
 
 
@@ -71,7 +75,7 @@ def test_the_command_prints_the_plan_and_refuses_nonsense(capsys):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("method", "kind", "name"),
-    [("delayed", "float32", "fp32"), ("twice", "float32", "fp32"), ("twice", "bfloat16", "bf16")],
+    [("delayed", "float32", "fp32"), ("twice", "bfloat16", "bf16")],
 )
 def test_the_peak_of_a_run_is_the_planned_one_within_a_tenth(method, kind, name, tmp_path):
     """'It ran out of memory in the last steps'; tracemalloc, with which tools test this, does not see torch's."""
@@ -79,7 +83,7 @@ def test_the_peak_of_a_run_is_the_planned_one_within_a_tenth(method, kind, name,
     environment = {**os.environ, "NQF_PROGRESS": str(tmp_path / "progress"), "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
     command = [sys.executable, "-c", RUN.format(method=method, kind=kind)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    planned = run_memory(2_000_000, 30, basis=name)
+    planned = run_memory(1_000_000, 20, basis=name)
     assert int(result.stdout) == pytest.approx(planned, rel=0.1)
 
 

@@ -128,17 +128,16 @@ def test_a_multiple_eigenvalue_has_the_weight_of_its_eigenspace_and_never_more_c
     assert rule.weights[top].sum() == pytest.approx(mass.item(), rel=1e-12)
 
 
-@pytest.mark.parametrize("method", ["delayed", "twice"])
-def test_a_long_localised_spectrum_stays_orthogonal_in_float32(method):
+def test_a_long_localised_spectrum_stays_orthogonal_in_float32():
     """Norms and projections summed in float32 lose digits with the length of the vectors."""
     n = 200_000
-    run = lanczos(localised(torch.float32, n), start(n, torch.float32), 40, method=method)
+    run = lanczos(localised(torch.float32, n), start(n, torch.float32), 40)
     assert run.basis.gram_error(40) < 1.5e-5  # 1e-4 with sums over whole rows
     rule, true = gauss(run.alphas, run.betas), known_spectrum(n).numpy()
     assert np.abs(rule.nodes[:-6:-1] - np.sort(true)[:-6:-1]).max() < 1e-6 * true.max()
 
 
-@pytest.mark.parametrize("format", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("format", [torch.float16, torch.bfloat16])
 def test_rounding_the_basis_leaves_an_effective_dimension_alone(format):
     """sum_i (q_i . v)^2 lambda^2 / (lambda^2 + s^2) is half off if the operator is given the rounded vector."""
     exact = np.square(known_spectrum().numpy())
