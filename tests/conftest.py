@@ -1,4 +1,4 @@
-"""One Chromium a worker for all browser tests: Playwright allows no second one beside it."""
+"""For all tests: one thread a worker, and one Chromium a worker, beside which Playwright allows no second one."""
 
 import contextlib
 import os
@@ -6,6 +6,10 @@ import os
 import chromium
 import pytest
 
+from nqflib.runner import THREADS
+
+# Before torch is loaded: workers that share cores spin at each other's barriers, and take ten times as long.
+os.environ |= THREADS
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync"]
 
