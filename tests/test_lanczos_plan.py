@@ -72,7 +72,7 @@ def test_the_command_prints_the_plan_and_refuses_nonsense(capsys):
     assert "parameters must be at least 1, got 0" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process its peak memory, in /proc")
 @pytest.mark.parametrize(
     ("method", "kind", "name"),
     [("delayed", "float32", "fp32"), ("twice", "bfloat16", "bf16")],
