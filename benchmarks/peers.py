@@ -15,9 +15,11 @@ each side, all sides interleaved. `products` holds the time in products and in t
 what is left, the reorthogonalisation above all. `peak` is the growth of the resident memory over model, data and
 libraries; |QtQ-1| is the largest entry. `top 20` is the largest error of the 20 eigenvalues of largest size, as the
 side lists them, over the largest; `ghosts` are listed values above the 20th that repeat an eigenvalue; both beside
-`eigsh` in float64. A side keeps orthogonality if |QtQ-1| is at most 1e-3. The bar: at most 0.7 of the time of the fastest eager peer that
-keeps it. Exits with 1 if it is missed, as it was whenever this was run: PyHessian's product is the same double backward
-pass as ours, and products are nine tenths of the time.
+`eigsh` in float64. A side keeps orthogonality if |QtQ-1| is at most 1e-3.
+
+The bar: at most 0.7 of the time of the fastest eager peer that keeps orthogonality. Exits with 1 if it is missed, as it
+was whenever this was run: PyHessian's product is the same double backward pass as ours, and products are nine tenths
+of the time.
 """
 
 from __future__ import annotations
